@@ -1,0 +1,166 @@
+"""Which library owns this array, and what it can do."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import array_api_compat
+import numpy as np
+
+from clearhead.errors import ArgumentError
+
+# An array of any library that speaks the array API; the standard has no type for it.
+Array: TypeAlias = Any
+
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+HALF = ("float16", "bfloat16")
+
+
+def dtype_name(array: Array) -> str:
+    """The dtype's name, the same word in every library.
+
+    >>> dtype_name(np.zeros(2, dtype=np.float32))
+    'float32'
+    """
+    return str(array.dtype).rsplit(".", 1)[-1]
+
+
+def is_array(value: object) -> bool:
+    """True for an array of any library that speaks the array API."""
+    return array_api_compat.is_array_api_obj(value) or is_torch(value)
+
+
+def is_torch(value: object) -> bool:
+    """True for a PyTorch tensor; PyTorch is not imported to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_traced(value: object) -> bool:
+    """True for an array that holds no numbers yet: one that JAX is tracing."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+def to_numpy(array: Array) -> np.ndarray:
+    """The same numbers as a NumPy array, without a copy where the library allows it.
+
+    bfloat16 tensors of PyTorch come back as float32, which holds every bfloat16 exactly.
+    """
+    if isinstance(array, np.ndarray):
+        return array
+    if is_torch(array):
+        array = array.detach().cpu().resolve_neg()
+        return (array.float() if dtype_name(array) == "bfloat16" else array).numpy()
+    if array_api_compat.is_jax_array(array):
+        return np.asarray(array)
+    try:
+        return np.from_dlpack(array)
+    except (AttributeError, BufferError, RuntimeError, TypeError):
+        return np.asarray(array)
+
+
+def settled(value: Array) -> Array:
+    """A NumPy view of an array where its numbers can be read at once; the array itself where they cannot.
+
+    Arrays on an accelerator stay there, and traced arrays have no numbers to read.
+    """
+    if isinstance(value, np.ndarray) or is_traced(value):
+        return value
+    if is_torch(value):
+        readable = value.device.type == "cpu" and type(value).__module__ == "torch"
+        return to_numpy(value) if readable and not value.requires_grad else value
+    if is_array(value):
+        return to_numpy(value)
+    return np.asarray(value)
+
+
+def alike(left: Array, right: Array) -> tuple[Array, Array]:
+    """Two arrays in one library: a NumPy one moves to the other's."""
+    if isinstance(left, np.ndarray) and not isinstance(right, np.ndarray):
+        return Library.of(right).asarray(left), right
+    if isinstance(right, np.ndarray) and not isinstance(left, np.ndarray):
+        return left, Library.of(left).asarray(right)
+    return left, right
+
+
+@dataclass(frozen=True)
+class Library:
+    """An array library and a device in it: the namespace `xp`, and the few things the standard leaves out."""
+
+    name: str
+    xp: Any
+    device: Any
+
+    @classmethod
+    def of(cls, array: Array) -> Library:
+        """The library that owns `array`."""
+        xp = array_api_compat.array_namespace(array)
+        name = xp.__name__.removeprefix("array_api_compat.").split(".")[0]
+        device = None if is_traced(array) else array_api_compat.device(array)
+        return cls(name, xp, device)
+
+    def owns(self, array: object) -> bool:
+        """True for an array of this library, on any device."""
+        return is_array(array) and Library.of(array).name == self.name
+
+    def asarray(self, value: Array, dtype: Any = None) -> Array:
+        """`value`, from any library, as an array here."""
+        if not (self.owns(value) and (is_traced(value) or Library.of(value).device == self.device)):
+            if self.name == "torch" and is_torch(value):
+                value = value.to(self.device)
+            else:
+                value = to_numpy(value) if is_array(value) else np.asarray(value)
+                # PyTorch takes neither negative strides nor read-only memory without complaint
+                value = np.array(value) if self.name == "torch" else np.ascontiguousarray(value)
+                value = self.xp.asarray(value, device=self.device)
+        return value if dtype is None or value.dtype == dtype else self.xp.astype(value, dtype)
+
+    def computing(self, array: Array) -> Array:
+        """The array in the precision that sums are taken in: half precisions go to float32, others stay."""
+        if dtype_name(array) in HALF:
+            return self.xp.astype(array, self.xp.float32)
+        return array
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array of zeros on this device."""
+        return self.xp.zeros(shape, dtype=dtype, device=self.device)
+
+    def exp_over(self, x: Array) -> Array:
+        """The exponential, written over `x` where the library can: a tile is then walked through once less."""
+        if self.name == "numpy":
+            return np.exp(x, out=x)
+        if self.name == "torch" and not x.requires_grad:
+            return x.exp_()
+        return self.xp.exp(x)
+
+    def largest(self, values: Array, count: int) -> tuple[Array, Array]:
+        """The `count` largest along the last axis, in descending order, and where they are."""
+        if self.name == "torch":
+            top = values.topk(count, dim=-1)
+            return top.values, top.indices
+        if self.name == "jax":
+            top_values, places = sys.modules["jax"].lax.top_k(values, count)
+            return top_values, places
+        xp = self.xp
+        if self.name == "numpy" and count < values.shape[-1]:
+            some = np.argpartition(values, -count, axis=-1)[..., -count:]
+            order = np.argsort(-np.take_along_axis(values, some, -1), axis=-1, stable=True)
+            places = np.take_along_axis(some, order, -1)
+        else:
+            places = xp.argsort(values, axis=-1, descending=True)[..., :count]
+        return xp.take_along_axis(values, places, axis=-1), places
+
+
+def require_array(argument: str, value: object) -> None:
+    """Refuse anything that is not an array, in words."""
+    if not is_array(value):
+        raise ArgumentError(argument, f"is a {type(value).__name__}, expected a NumPy, PyTorch, JAX or array-API array")
+
+
+def require_floating(argument: str, value: Array) -> None:
+    """Refuse every dtype that attention has no meaning for."""
+    if dtype_name(value) not in FLOATING:
+        raise ArgumentError(argument, f"has dtype {dtype_name(value)}, expected one of {', '.join(FLOATING)}")

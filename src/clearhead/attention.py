@@ -1,0 +1,157 @@
+"""attention(), observe() and gradients(): check, choose, run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from clearhead import autograd
+from clearhead.arrays import Array, Library, dtype_name, require_array
+from clearhead.choose import choose
+from clearhead.errors import ArgumentError
+from clearhead.kernels.contract import Kernel
+from clearhead.kernels.dense import dense
+from clearhead.mask import Mask
+from clearhead.observe import Observed, want
+from clearhead.positions import Bias
+from clearhead.problem import Problem, pose
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: tuple[float, int] | None = None,
+    kernel: str | None = None,
+) -> Array:
+    """Scaled dot-product attention: softmax(q kᵀ · scale [softcap] [+ bias] [mask]) v.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 8, 5, 64))  # 8 heads, 5 positions, 64 features
+    >>> ch.attention(q, k, v, mask=ch.causal()).shape
+    (8, 5, 64)
+
+    Arrays are NumPy's, PyTorch's, JAX's or of any library that speaks the array API; the output is of the same library,
+    dtype and device. On PyTorch tensors that need gradients they flow.
+
+    - q (…, Hq, T, D), k (…, Hk, S, D), v (…, Hk, S, Dv). Two-dimensional arrays are one head. Leading axes are batch
+      and broadcast. Hq may be a multiple of Hk (grouped queries): query head h uses key head h // (Hq / Hk).
+    - mask: a boolean array that broadcasts to (…, Hq, T, S), **True where a query may attend**, or a mask value such as
+      `causal() & window(128)`. A query that may attend to nothing has output 0. Keys that no query may attend to never
+      influence the result, even if they are NaN.
+    - bias: added to the scaled scores; an array that broadcasts, or `alibi(…)`, `relative_bias(…)`.
+    - scale: 1/√D unless given; a temperature τ is scale=1/(τ√D).
+    - softcap: c·tanh(score / c), before bias and mask.
+    - sinks: (Hq,), one logit a head that joins the softmax's denominator only.
+    - dropout: (probability, seed). The same seed drops the same weights in every kernel and library.
+    - kernel: the name of the kernel to use, which then runs or raises `KernelRefused`; `plan` says which one is chosen.
+
+    Order: scores → scale → softcap → bias → mask → softmax → dropout → values. float16 and bfloat16 are summed in
+    float32. A wrong argument raises `ArgumentError`, a `ValueError`, before anything is computed.
+    """
+    problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    return problem.restore(_run(choose(problem, kernel)[0], problem).output)
+
+
+def observe(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: tuple[float, int] | None = None,
+    kernel: str | None = None,
+    top: int | None = None,
+    received: bool | int | None = None,
+    map: tuple[int, int] | None = None,
+    queries: Any = None,
+    weights: bool = False,
+) -> Observed:
+    """Attention, and what it attended to, without the T×S matrix unless `weights=True` asks for it.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 300, 16))
+    >>> seen = ch.observe(q, k, v, mask=ch.causal(), top=3, received=True, map=(10, 10), queries=[-1])
+    >>> seen.top.indices.shape, seen.received.shape, seen.map.mean.shape, seen.queries.weights.shape
+    ((2, 300, 3), (2, 300), (2, 10, 10), (2, 1, 300))
+
+    The other arguments are those of `attention`. Always there, for each query: `lse`, the log-sum-exp of its scores in
+    nats, with the sink if there is one; `max_score`; `entropy`, −Σ w ln w over the keys in nats. On request:
+
+    - top=k: the k largest weights of each query and their keys; index −1 where there are fewer.
+    - received=True, or the number of last queries to count: the attention each key received, summed over queries.
+    - map=(rows, columns): the matrix pooled to at most that size, mean and max; query i is in row i·rows // T.
+    - queries=[…]: the exact weights of those queries.
+    - weights=True: the whole matrix.
+
+    All of them speak of the weights before dropout.
+    """
+    problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    problem = replace(problem, want=want(problem.grid, top, received, map, queries, weights))
+    return _run(choose(problem, kernel)[0], problem).each(problem.restore)
+
+
+def gradients(
+    q: Array,
+    k: Array,
+    v: Array,
+    dout: Array,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: tuple[float, int] | None = None,
+    kernel: str | None = None,
+) -> tuple[Array, Array, Array]:
+    """(dq, dk, dv): the exact gradients of `(attention(q, k, v, …) * dout).sum()`, recomputed by tile in O(n) memory.
+
+    For libraries without autograd; PyTorch users call `backward`.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 5, 8))
+    >>> [g.shape for g in ch.gradients(q, k, v, dout)]
+    [(5, 8), (5, 8), (5, 8)]
+    """
+    problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    dout = _checked_dout(problem, dout)
+    chosen, _ = choose(problem, kernel)
+    forward, peak, total = chosen.run(problem)
+    found = chosen.gradients(problem, dout, forward.output, peak, total)
+    given = zip((found.dq, found.dk, found.dv), (q, k, v), strict=True)
+    dq, dk, dv = (problem.library.xp.reshape(gradient, tuple(like.shape)) for gradient, like in given)
+    return dq, dk, dv
+
+
+def _run(kernel: Kernel, problem: Problem) -> Observed:
+    # the formula is made of differentiable steps; every other kernel brings a backward of its own
+    if kernel is not dense and autograd.wanted(problem):
+        return autograd.run(kernel, problem)
+    return kernel.run(problem).observed
+
+
+def _checked_dout(problem: Problem, dout: Array) -> Array:
+    require_array("dout", dout)
+    grid = problem.grid
+    expected = (*grid.batch, grid.heads, grid.queries, problem.width)
+    shape = expected[1:] if problem.headless else expected
+    if tuple(dout.shape) != shape:
+        raise ArgumentError("dout", f"has shape {tuple(dout.shape)}, expected {shape} as the output")
+    if not problem.library.owns(dout) or dtype_name(dout) != dtype_name(problem.q):
+        owner = Library.of(dout).name
+        raise ArgumentError(
+            "dout",
+            f"is {owner} of dtype {dtype_name(dout)}, expected {problem.library.name} of {dtype_name(problem.q)} as q",
+        )
+    return problem.library.xp.reshape(dout, expected)

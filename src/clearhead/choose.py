@@ -1,0 +1,62 @@
+"""Kernels in order of preference, and why each was refused."""
+
+from __future__ import annotations
+
+from clearhead.errors import ArgumentError, KernelRefused
+from clearhead.kernels.contract import Kernel
+from clearhead.kernels.dense import dense
+from clearhead.kernels.tiled import tiled
+from clearhead.problem import Problem
+
+KERNELS: tuple[Kernel, ...] = (tiled, dense)
+
+# Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
+# (`make bench`).
+SMALL = 256 * 1024
+
+
+def preference(problem: Problem) -> list[tuple[Kernel, str]]:
+    """Every kernel, best first, each with the reason for its place."""
+    scores = 1
+    for size in problem.grid.shape:
+        scores *= size
+    small = scores <= SMALL
+    order = (dense, tiled) if small else (tiled, dense)
+    side = "at most" if small else "more than"
+    reason = f"{scores:,} scores are {side} {SMALL:,}"
+    return [(kernel, reason) for kernel in order]
+
+
+def choose(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str, str]]:
+    """The kernel that runs, and why each other one does not.
+
+    A kernel asked for by name is taken or refuses; it is never replaced.
+    """
+    if name is not None:
+        kernel = named(name)
+        reason = kernel.rejects(problem)
+        if reason is not None:
+            raise KernelRefused(name, reason)
+        return kernel, {other.name: f"{name!r} was asked for" for other in KERNELS if other is not kernel}
+    chosen: Kernel | None = None
+    others: dict[str, str] = {}
+    for kernel, why in preference(problem):
+        reason = kernel.rejects(problem)
+        if reason is not None:
+            others[kernel.name] = f"refused: {reason}"
+        elif chosen is None:
+            chosen = kernel
+        else:
+            others[kernel.name] = f"able, but {chosen.name!r} is preferred: {why}"
+    if chosen is None:
+        raise KernelRefused("any", "; ".join(f"{name}: {reason}" for name, reason in others.items()))
+    return chosen, others
+
+
+def named(name: str) -> Kernel:
+    """The kernel of that name."""
+    for kernel in KERNELS:
+        if kernel.name == name:
+            return kernel
+    known = ", ".join(repr(kernel.name) for kernel in KERNELS)
+    raise ArgumentError("kernel", f"is {name!r}, expected one of {known}, or None to have one chosen")

@@ -1,0 +1,18 @@
+"""The two ways a call is refused: a bad argument, or a kernel that cannot take the problem."""
+
+
+class ArgumentError(ValueError):
+    """An argument is wrong; the message names it, says what it is and what was expected."""
+
+    def __init__(self, argument: str, problem: str) -> None:
+        super().__init__(f"{argument}: {problem}")
+        self.argument = argument
+
+
+class KernelRefused(RuntimeError):
+    """A kernel asked for by name cannot take this problem; it is never replaced by another in silence."""
+
+    def __init__(self, kernel: str, reason: str) -> None:
+        super().__init__(f"kernel {kernel!r} refused: {reason}")
+        self.kernel = kernel
+        self.reason = reason

@@ -1,0 +1,160 @@
+"""The sizes that a mask or bias is asked about, and where queries stand among the keys."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from clearhead.arrays import Array, is_traced, settled
+from clearhead.errors import ArgumentError
+
+Align = Literal["end", "start"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All query–key pairs of one call: batch axes, query heads, queries and keys."""
+
+    batch: tuple[int, ...]
+    heads: int
+    queries: int
+    keys: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the full matrix, which only the `dense` kernel builds."""
+        return (*self.batch, self.heads, self.queries, self.keys)
+
+    def __str__(self) -> str:
+        return f"(batch {self.batch}, heads {self.heads}, queries {self.queries}, keys {self.keys})"
+
+
+def blocks(length: int, size: int) -> Iterator[range]:
+    """The ranges of at most `size` that cover `range(length)`.
+
+    >>> list(blocks(5, 2))
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    for start in range(0, length, size):
+        yield range(start, min(start + size, length))
+
+
+def bins(length: int, most: int) -> list[range]:
+    """At most `most` ranges that cover `range(length)`, equal to within one: item i is in bin i·count // length.
+
+    >>> bins(5, 2), bins(2, 9)
+    ([range(0, 3), range(3, 5)], [range(0, 1), range(1, 2)])
+    """
+    count = min(most, length)
+    edges = [-(-i * length // count) for i in range(count + 1)] if count else [0]
+    return [range(low, high) for low, high in itertools.pairwise(edges)]
+
+
+def bins_of(whole: range, most: int) -> list[range]:
+    """The bins of a range that does not start at 0."""
+    return [range(whole.start + part.start, whole.start + part.stop) for part in bins(len(whole), most)]
+
+
+def whole_numbers(argument: str, value: object) -> Array:
+    """A number or an array of whole numbers, checked; read into NumPy unless it is traced."""
+    numbers = settled(value)
+    if not is_traced(numbers) and numbers.dtype.kind not in "iu":
+        if numbers.size:
+            raise ArgumentError(argument, f"is {value!r}, expected a whole number or an array of them")
+        numbers = numbers.astype(np.int64)
+    return numbers if is_traced(numbers) else np.asarray(numbers, dtype=np.int64)
+
+
+def by_batch(argument: str, values: Array, grid: Grid) -> Array:
+    """One number, or one for each batch row, shaped to broadcast against (…, heads, queries, keys)."""
+    if values.ndim == 0:
+        return values
+    try:
+        fits = np.broadcast_shapes(values.shape, grid.batch) == grid.batch
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ArgumentError(
+            argument,
+            f"has shape {tuple(values.shape)}, expected one number or the batch shape {grid.batch}"
+            " (axes before heads, positions and features are batch)",
+        )
+    return values.reshape((*values.shape, 1, 1, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """Where the first query stands among the keys: aligned to an end, or at a given position."""
+
+    align: Align = "end"
+    given: Array | None = None
+
+    @classmethod
+    def of(cls, align: str, offset: object) -> Alignment:
+        """Checked from the `align` and `offset` arguments that causal, window and others share."""
+        if align not in ("end", "start"):
+            raise ArgumentError("align", f"is {align!r}, expected 'end' or 'start'")
+        if offset is not None:
+            return cls("start", whole_numbers("offset", offset))
+        return cls("end" if align == "end" else "start")
+
+    def offset(self, grid: Grid) -> Array:
+        """The key position of query 0: one number, or (*batch, 1, 1, 1)."""
+        if self.given is not None:
+            return by_batch("offset", self.given, grid)
+        return np.asarray(grid.keys - grid.queries if self.align == "end" else 0)
+
+    def arguments(self) -> list[str]:
+        """How the alignment is spelled in a call, for printing."""
+        if self.given is not None:
+            return [f"offset={spelled(self.given)}"]
+        return [] if self.align == "end" else ["align='start'"]
+
+
+def spelled(values: Array) -> str:
+    """Numbers as they would be typed, cut short when there are many.
+
+    >>> spelled(np.arange(3)), spelled(np.arange(20))
+    ('[0, 1, 2]', '[0, 1, 2, …, 19]')
+    """
+    if is_traced(values):
+        return "traced"
+    if values.ndim == 1 and values.size > 8:
+        return f"[{', '.join(map(str, values[:3].tolist()))}, …, {values[-1]}]"
+    return str(values.tolist()) if values.size <= 8 else f"array{tuple(values.shape)}"
+
+
+def fitting(argument: str, shape: tuple[int, ...], grid: Grid) -> None:
+    """Refuse a shape that does not broadcast to (*batch, heads, queries, keys)."""
+    try:
+        fits = np.broadcast_shapes(shape, grid.shape) == grid.shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ArgumentError(argument, f"has shape {shape}, which does not broadcast to {grid.shape}: {grid}")
+
+
+def cut(array: Array, rows: range, columns: range) -> Array:
+    """The tile of an array that broadcasts to (…, queries, keys); axes of size one stay."""
+    if array.ndim and array.shape[-1] != 1:
+        array = array[..., columns.start : columns.stop]
+    if array.ndim > 1 and array.shape[-2] != 1:
+        array = array[..., rows.start : rows.stop, :]
+    return array
+
+
+def part(array: Array, at: tuple[int, ...]) -> Array:
+    """One entry of the leading axes of an array that broadcasts there; the last two axes stay.
+
+    >>> part(np.zeros((2, 1, 5, 7)), (1, 3)).shape
+    (5, 7)
+    """
+    while array.ndim < 2:
+        array = array[None, ...]
+    lead = array.shape[:-2]
+    index = at[len(at) - len(lead) :] if lead else ()
+    return array[(*(0 if size == 1 else i for size, i in zip(lead, index, strict=True)), ...)]

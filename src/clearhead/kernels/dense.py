@@ -1,0 +1,95 @@
+"""The formula on any array library: it builds the whole T×S matrix, and every PyTorch gradient flows through it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from clearhead import formula
+from clearhead.arrays import Array
+from clearhead.collect import Gathered, Sizes
+from clearhead.formula import Gradients
+from clearhead.kernels.contract import Ran
+from clearhead.observe import Observed
+from clearhead.problem import Problem
+
+
+class Dense:
+    """The formula as it is written."""
+
+    name = "dense"
+
+    def rejects(self, problem: Problem) -> str | None:
+        """It takes every problem; whether the matrix fits into memory is the caller's to know."""
+        return None
+
+    def run(self, problem: Problem) -> Ran:
+        """Output, log-sum-exp, and all that is wanted, from the full matrix."""
+        q, k, v, options = self.arguments(problem)
+        answer = formula.attention(q, k, v, **options)
+        xp, grid = problem.library.xp, problem.grid
+        lead = (*grid.batch, grid.heads)
+        found: dict[str, Any] = {}
+        if problem.want is not None:
+            weights = xp.broadcast_to(answer.weights, grid.shape)
+            gathered = Gathered(problem.want, Sizes(problem.library, weights.dtype, lead, grid.queries, grid.keys))
+            if grid.queries and grid.keys:
+                gathered.see(weights, range(grid.queries), range(grid.keys))
+            gathered.end_rows(range(grid.queries))
+            found = gathered.results()
+        output = xp.broadcast_to(answer.output, (*lead, grid.queries, problem.width))
+        lse, peak, entropy = (
+            xp.broadcast_to(a, (*lead, grid.queries)) for a in (answer.lse, answer.max_score, answer.entropy)
+        )
+        observed = Observed(xp.astype(output, problem.q.dtype), lse, peak, entropy, self.name, **found)
+        return Ran(observed, lse, xp.ones_like(lse))
+
+    def gradients(self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
+        """The chain rule, on the full matrix."""
+        q, k, v, options = self.arguments(problem)
+        found = formula.gradients(q, k, v, problem.library.computing(dout), **options)
+        xp = problem.library.xp
+
+        def back(gradient: Array, like: Array) -> Array:
+            if gradient.shape[-3] != like.shape[-3]:  # query heads that share a key head
+                gradient = xp.reshape(gradient, (*gradient.shape[:-3], like.shape[-3], -1, *gradient.shape[-2:]))
+                gradient = xp.sum(gradient, axis=-3)
+            return xp.astype(summed_to(xp, gradient, tuple(like.shape)), like.dtype)
+
+        dsinks = None
+        if found.dsinks is not None:
+            dsinks = xp.sum(xp.reshape(xp.sum(found.dsinks, axis=-1), (-1, problem.grid.heads)), axis=0)
+        return Gradients(back(found.dq, problem.q), back(found.dk, problem.k), back(found.dv, problem.v), None, dsinks)
+
+    def arguments(self, problem: Problem) -> tuple[Array, Array, Array, dict[str, Any]]:
+        """The problem in the formula's terms: whole masks and biases, a key head for each query head."""
+        library, grid, xp = problem.library, problem.grid, problem.library.xp
+        q, k, v = map(library.computing, (problem.q, problem.k, problem.v))
+        if problem.group > 1:
+            k, v = (xp.repeat(a, problem.group, axis=-3) for a in (k, v))
+        rows, columns = range(grid.queries), range(grid.keys)
+        options: dict[str, Any] = {"scale": problem.scale, "softcap": problem.softcap}
+        if problem.mask is not None:
+            tile = problem.mask.tile(rows, columns, grid)
+            options["mask"] = library.asarray(
+                np.full((grid.queries, grid.keys), tile) if isinstance(tile, bool) else tile
+            )
+        if problem.bias is not None:
+            options["bias"] = library.asarray(problem.bias.tile(rows, columns, grid), q.dtype)
+        if problem.sinks is not None:
+            options["sinks"] = library.asarray(problem.sinks, q.dtype)[:, None]
+        if problem.dropout is not None:
+            heads = np.arange(int(np.prod((*grid.batch, grid.heads)))).reshape((*grid.batch, grid.heads))
+            options["keep"] = library.asarray(problem.dropout.keep(heads, rows, columns))
+            options["rescale"] = problem.dropout.rescale
+        return q, k, v, options
+
+
+def summed_to(xp: Any, array: Array, shape: tuple[int, ...]) -> Array:
+    """The sum over the axes that were broadcast from `shape`."""
+    axes = tuple(i for i, (have, want) in enumerate(zip(array.shape, shape, strict=True)) if have != want)
+    return xp.sum(array, axis=axes, keepdims=True) if axes else array
+
+
+dense = Dense()

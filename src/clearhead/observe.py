@@ -1,0 +1,184 @@
+"""What can be observed of attention, and the value that holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead.arrays import Array, to_numpy
+from clearhead.errors import ArgumentError
+from clearhead.grid import Grid
+from clearhead.partial import Partial
+
+
+class Top(NamedTuple):
+    """The largest weights of each query, (…, T, k) in descending order; index −1 where there is no weight left."""
+
+    indices: Array
+    weights: Array
+
+
+class Map(NamedTuple):
+    """The weights pooled into blocks of queries × keys: the mean and the largest of each block, (…, rows, columns)."""
+
+    mean: Array
+    max: Array
+
+
+class Rows(NamedTuple):
+    """The exact weights of some queries: their indices, and (…, len(indices), S)."""
+
+    indices: Array
+    weights: Array
+
+
+@dataclass(frozen=True)
+class Want:
+    """What a caller asked to observe, checked; `queries` and `received` in absolute positions."""
+
+    top: int | None = None
+    received: int | None = None
+    map: tuple[int, int] | None = None
+    queries: tuple[int, ...] | None = None
+    weights: bool = False
+
+    @property
+    def by_tile(self) -> bool:
+        """True where something is wanted that needs the weights themselves, and so a second look at the scores."""
+        return self != Want()
+
+
+def want(grid: Grid, top: Any, received: Any, map: Any, queries: Any, weights: Any) -> Want:
+    """The keywords of `observe`, checked against the sizes of the call."""
+    if top is not None and (isinstance(top, bool) or not isinstance(top, int | np.integer) or top < 1):
+        raise ArgumentError("top", f"is {top!r}, expected a whole number of at least 1")
+    if received is True:
+        received = grid.queries
+    elif received is False:
+        received = None
+    elif received is not None and (not isinstance(received, int | np.integer) or received < 1):
+        raise ArgumentError("received", f"is {received!r}, expected True or a number of last queries, at least 1")
+    if map is not None:
+        sizes = tuple(map) if isinstance(map, tuple | list) else ()
+        if len(sizes) != 2 or not all(isinstance(n, int | np.integer) and n >= 1 for n in sizes):
+            raise ArgumentError("map", f"is {map!r}, expected (rows, columns), each at least 1")
+        map = (int(sizes[0]), int(sizes[1]))
+    if queries is not None:
+        queries = _positions(queries, grid.queries)
+    if not isinstance(weights, bool):
+        raise ArgumentError("weights", f"is {weights!r}, expected True or False")
+    return Want(
+        None if top is None else int(top),
+        None if received is None else min(int(received), grid.queries),
+        map,
+        queries,
+        weights,
+    )
+
+
+def _positions(queries: Any, count: int) -> tuple[int, ...]:
+    chosen = np.atleast_1d(to_numpy(queries) if hasattr(queries, "shape") else np.asarray(queries))
+    if chosen.size and chosen.dtype.kind not in "iu":
+        raise ArgumentError("queries", f"is {queries!r}, expected the positions of queries as whole numbers")
+    outside = [int(i) for i in chosen if not -count <= i < count]
+    if outside:
+        raise ArgumentError("queries", f"has position {outside[0]}, expected {-count} to {count - 1}")
+    return tuple(int(i) % count for i in chosen)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Observed:
+    """What one call gave and what it attended to. What was not asked for is None.
+
+    Shapes follow the output (…, H, T, Dv). All but the output are in at least float32, and speak of the weights before
+    dropout. Indexing picks batch rows and heads: `observed[0, 2]`.
+    """
+
+    output: Array
+    lse: Array
+    max_score: Array
+    entropy: Array
+    kernel: str
+    top: Top | None = None
+    received: Array | None = None
+    map: Map | None = None
+    queries: Rows | None = None
+    weights: Array | None = None
+
+    @property
+    def partial(self) -> Partial:
+        """This call as a part that merges with others over other keys; see `merge`."""
+        return Partial(self.output, self.lse, self.max_score, self.entropy)
+
+    def numpy(self) -> Observed:
+        """The same with every array in NumPy."""
+        return self.each(to_numpy)
+
+    def each(self, function: Any) -> Observed:
+        """The same with `function` applied to every array that has the call's leading axes."""
+
+        def apply(value: Any) -> Any:
+            if value is None or isinstance(value, str):
+                return value
+            if isinstance(value, Rows):  # positions are the same for every head
+                return Rows(value.indices, function(value.weights))
+            if isinstance(value, Top | Map):
+                return type(value)(*map(function, value))
+            return function(value)
+
+        return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
+
+    def __getitem__(self, index: Any) -> Observed:
+        lead = self.lse.ndim - 1
+        index = index if isinstance(index, tuple) else (index,)
+        used = sum(1 for i in index if i is not None and i is not Ellipsis)
+        if used > lead:
+            raise IndexError(
+                f"{used} indices for {lead} leading axes (batch and heads); positions are not indexed here"
+            )
+        if Ellipsis in index:
+            place = index.index(Ellipsis)
+            index = index[:place] + (slice(None),) * (lead - used) + index[place + 1 :]
+        return self.each(lambda array: array[(*index, ...)])
+
+    def __repr__(self) -> str:
+        *lead, length, width = self.output.shape
+        keys = next(
+            (
+                a.shape[-1]
+                for a in (self.received, self.weights, self.queries and self.queries.weights)
+                if a is not None
+            ),
+            None,
+        )
+        over = "" if keys is None else f" over {keys} keys"
+        lines = [f"Observed {tuple(lead)} heads × {length} queries{over}, {width} features, by {self.kernel!r}"]
+        lines += [_line(name, to_numpy(getattr(self, name))) for name in ("lse", "max_score", "entropy")]
+        if self.received is not None:
+            lines.append(_line("received", to_numpy(self.received)) + _favourite(to_numpy(self.received)))
+        if self.top is not None:
+            first = to_numpy(self.top.weights)[..., 0]
+            lines.append(_line("top", first) + f"   largest of {self.top.weights.shape[-1]} for each query")
+        if self.map is not None:
+            lines.append(_line("map", to_numpy(self.map.mean)) + f"   {' × '.join(map(str, self.map.mean.shape[-2:]))}")
+        if self.queries is not None:
+            lines.append(f"  queries    rows {np.asarray(self.queries.indices).tolist()[:6]}")
+        if self.weights is not None:
+            lines.append(f"  weights    {' × '.join(map(str, self.weights.shape))}")
+        return "\n".join(lines)
+
+
+def _line(name: str, values: np.ndarray) -> str:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return f"  {name:<10} none finite of {values.size}"
+    line = f"  {name:<10} {finite.min():.4g} … {finite.mean():.4g} … {finite.max():.4g}"
+    gone = values.size - finite.size
+    return line + (f"   ({gone} not finite)" if gone else "")
+
+
+def _favourite(received: np.ndarray) -> str:
+    by_key = received.reshape(-1, received.shape[-1]).sum(0)
+    return f"   most by key {int(by_key.argmax())}" if by_key.size else ""

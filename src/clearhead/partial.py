@@ -1,0 +1,143 @@
+"""(output, lse) as a value, and merge: attention over split keys is an associative reduction.
+
+Attention over a set of keys gives an output and a log-sum-exp. Two such pairs, over two sets of keys, merge into the
+pair over their union, exactly: each output counts with its share exp(lseᵢ − lse) of the whole. Tiles, threads, cache
+pages, files and machines are all merged by this one rule.
+
+Inside a kernel the same is kept undivided, as `Sums`: dividing and taking logarithms once, at the end, is faster, and
+keeps the digits that a log-sum-exp of 10⁴ has no room for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clearhead.arrays import Array, Library, dtype_name, require_array
+from clearhead.errors import ArgumentError
+
+
+@dataclass(frozen=True, eq=False)
+class Partial:
+    """Attention over some of the keys: the output (…, T, Dv) and the log-sum-exp of the scores (…, T), in nats.
+
+    Largest score and entropy are merged too where every part has them.
+    """
+
+    output: Array
+    lse: Array
+    max_score: Array | None = None
+    entropy: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Attention over some of the keys, undivided: sums of e = exp(score − peak), each row with a peak of its own.
+
+    peak (…, T); total Σ e (…, T); values Σ e·v (…, T, Dv); and Σ e·(score − peak) (…, T), which gives the entropy.
+    """
+
+    peak: Array
+    total: Array
+    values: Array
+    weighted: Array | None = None
+
+    def __add__(self, other: Sums) -> Sums:
+        """The sums over the keys of both."""
+        xp = Library.of(self.peak).xp
+        peak = xp.maximum(self.peak, other.peak)
+        # a query that may attend to nothing has a peak of −inf: shift by 0, so that −inf − −inf never happens
+        shift = xp.where(peak == -xp.inf, 0.0, peak)
+        mine, theirs = xp.exp(self.peak - shift), xp.exp(other.peak - shift)
+        weighted = None
+        if self.weighted is not None and other.weighted is not None:
+            moved = [
+                factor * (sums.weighted + sums.total * xp.where(factor == 0, 0.0, sums.peak - shift))
+                for factor, sums in ((mine, self), (theirs, other))
+            ]
+            weighted = moved[0] + moved[1]
+        return Sums(
+            peak,
+            self.total * mine + other.total * theirs,
+            self.values * mine[..., None] + other.values * theirs[..., None],
+            weighted,
+        )
+
+    def with_sink(self, logit: Array) -> tuple[Array, Array]:
+        """(peak, total) with one more logit in the denominator; the values and the entropy do not gain by it."""
+        xp = Library.of(self.peak).xp
+        peak = xp.maximum(self.peak, logit)
+        shift = xp.where(peak == -xp.inf, 0.0, peak)
+        return peak, self.total * xp.exp(self.peak - shift) + xp.exp(logit - shift)
+
+    def divided(self, sink: Array | None = None) -> Partial:
+        """Output, log-sum-exp, largest score and entropy; a sink takes part in the denominator only."""
+        xp = Library.of(self.peak).xp
+        peak, total = (self.peak, self.total) if sink is None else self.with_sink(sink)
+        some = total != 0  # true for NaN, which is to be seen and not turned into a 0
+        divisor = xp.where(some, total, 1.0)
+        # the sums are relative to the peak of the keys, the divisor to that of keys and sink
+        moved = 1.0 if sink is None else xp.exp(self.peak - xp.where(peak == -xp.inf, 0.0, peak))
+        share = moved / divisor
+        lse = xp.where(some, peak + xp.log(divisor), -xp.inf)
+        entropy = None
+        if self.weighted is not None:
+            # −Σ w ln w with ln w = (score − self.peak) + (self.peak − lse)
+            none = self.total == 0
+            apart = xp.where(none, 0.0, lse) - xp.where(none, 0.0, self.peak) if sink is not None else xp.log(divisor)
+            entropy = share * (self.total * apart - self.weighted)
+        return Partial(self.values * (share[..., None]), lse, self.peak, entropy)
+
+
+def merge(*partials: Partial) -> Partial:
+    """Attention over all the keys, from attention over some of them each; any split, in any order.
+
+    Sinks belong to the whole: give them to one of the calls that are merged, not to each.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 7, 4))
+    >>> parts = [ch.observe(q, k[i], v[i]).partial for i in (slice(0, 3), slice(3, 7))]
+    >>> bool(np.allclose(ch.merge(*parts).output, ch.attention(q, k, v)))
+    True
+    """
+    _check(partials)
+    library = Library.of(partials[0].output)
+    sums = _undivided(library, partials[0])
+    for partial in partials[1:]:
+        sums = sums + _undivided(library, partial)
+    whole = sums.divided()
+    max_score = partials[0].max_score
+    for partial in partials[1:]:
+        if max_score is None or partial.max_score is None:
+            max_score = None
+            break
+        max_score = library.xp.maximum(max_score, partial.max_score)
+    return Partial(library.xp.astype(whole.output, partials[0].output.dtype), whole.lse, max_score, whole.entropy)
+
+
+def _undivided(library: Library, partial: Partial) -> Sums:
+    """A partial as sums: its weights are exp(score − lse), so they add up to one, or to nothing."""
+    xp = library.xp
+    total = xp.where(partial.lse == -xp.inf, 0.0, xp.ones_like(partial.lse))
+    weighted = None if partial.entropy is None else 0.0 - partial.entropy
+    return Sums(partial.lse, total, library.computing(partial.output), weighted)
+
+
+def _check(partials: tuple[Partial, ...]) -> None:
+    if not partials:
+        raise ArgumentError("partials", "is empty, expected at least one Partial")
+    for i, partial in enumerate(partials):
+        if not isinstance(partial, Partial):
+            raise ArgumentError(f"partials[{i}]", f"is a {type(partial).__name__}, expected a Partial")
+        require_array(f"partials[{i}].output", partial.output)
+        require_array(f"partials[{i}].lse", partial.lse)
+        first, shape, rows = partials[0], tuple(partial.output.shape), tuple(partial.lse.shape)
+        if shape[:-1] != rows:
+            raise ArgumentError(f"partials[{i}].lse", f"has shape {rows}, expected {shape[:-1]} as its output has rows")
+        if shape != tuple(first.output.shape):
+            raise ArgumentError(f"partials[{i}].output", f"has shape {shape}, expected {tuple(first.output.shape)}")
+        if not Library.of(first.output).owns(partial.output):
+            raise ArgumentError(f"partials[{i}].output", "is from another array library than the first")
+        if dtype_name(partial.output) != dtype_name(first.output):
+            raise ArgumentError(
+                f"partials[{i}].output", f"has dtype {dtype_name(partial.output)}, expected {dtype_name(first.output)}"
+            )

@@ -1,0 +1,182 @@
+"""One attention call, checked and frozen: arrays in one layout, mask, bias, scale, what to observe."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from clearhead.arrays import Array, Library, dtype_name, is_torch, require_array, require_floating
+from clearhead.dropout import Dropout, as_dropout
+from clearhead.errors import ArgumentError
+from clearhead.grid import Grid
+from clearhead.mask import Mask, as_mask
+from clearhead.observe import Want
+from clearhead.positions import Bias, as_bias
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a kernel is given: q (*batch, Hq, T, D), k (*batch, Hk, S, D), v (*batch, Hk, S, Dv), and the options.
+
+    Batch axes may be of size one where they broadcast; `grid` has their full sizes. Two-dimensional input has gained a
+    head axis, which `restore` takes away again.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    scale: float
+    mask: Mask | None = None
+    bias: Bias | None = None
+    softcap: float | None = None
+    sinks: Array | None = None
+    dropout: Dropout | None = None
+    want: Want | None = None
+    headless: bool = False
+    library: Library = field(init=False)
+    grid: Grid = field(init=False)
+
+    def __post_init__(self) -> None:
+        batch = np.broadcast_shapes(self.q.shape[:-3], self.k.shape[:-3], self.v.shape[:-3])
+        grid = Grid(batch, self.q.shape[-3], self.q.shape[-2], self.k.shape[-2])
+        object.__setattr__(self, "library", Library.of(self.q))
+        object.__setattr__(self, "grid", grid)
+
+    @property
+    def key_heads(self) -> int:
+        """How many heads the keys have; each serves `group` query heads."""
+        return self.k.shape[-3]
+
+    @property
+    def group(self) -> int:
+        """How many query heads share a key head."""
+        return self.grid.heads // self.key_heads
+
+    @property
+    def width(self) -> int:
+        """Features of a value, Dv."""
+        return self.v.shape[-1]
+
+    @cached_property
+    def differentiable(self) -> tuple[str, ...]:
+        """Which arrays PyTorch wants gradients of: some of q, k, v, bias, sinks."""
+        parameter = None if self.bias is None else self.bias.parameter
+        arrays = {"q": self.q, "k": self.k, "v": self.v, "bias": parameter, "sinks": self.sinks}
+        return tuple(name for name, array in arrays.items() if is_torch(array) and array.requires_grad)
+
+    def restore(self, array: Array) -> Array:
+        """An array with this call's leading axes, in the layout that the caller's arrays had."""
+        return array[0, ...] if self.headless else array
+
+
+def pose(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: tuple[float, int] | None = None,
+) -> Problem:
+    """Check every argument of a call and freeze it; whatever is wrong is said in one sentence."""
+    _check_arrays(q, k, v)
+    headless = q.ndim == 2
+    if headless:
+        q, k, v = q[None, ...], k[None, ...], v[None, ...]
+    rank = max(q.ndim, k.ndim, v.ndim)
+    q, k, v = (a[(None,) * (rank - a.ndim) + (...,)] for a in (q, k, v))
+    _check_shapes(q, k, v)
+    features = q.shape[-1]
+    if scale is None:
+        scale = 1.0 / math.sqrt(features) if features else 1.0
+    problem = Problem(
+        q,
+        k,
+        v,
+        scale=_number("scale", scale),
+        mask=None if mask is None else as_mask("mask", mask),
+        bias=None if bias is None else as_bias(bias),
+        softcap=None if softcap is None else _number("softcap", softcap, positive=True),
+        sinks=_sinks(sinks, q),
+        dropout=as_dropout(dropout),
+        headless=headless,
+    )
+    if problem.mask is not None:
+        problem.mask.check(problem.grid)
+    if problem.bias is not None:
+        problem.bias.check(problem.grid)
+    return problem
+
+
+def _check_arrays(q: Array, k: Array, v: Array) -> None:
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        require_array(name, array)
+        require_floating(name, array)
+        if array.ndim < 2:
+            raise ArgumentError(name, f"has shape {tuple(array.shape)}, expected (…, heads, positions, features)")
+    library = Library.of(q)
+    for name, array in (("k", k), ("v", v)):
+        other = Library.of(array)
+        if other.name != library.name:
+            raise ArgumentError(name, f"is a {other.name} array, expected {library.name} as q is")
+        if dtype_name(array) != dtype_name(q):
+            raise ArgumentError(name, f"has dtype {dtype_name(array)}, expected {dtype_name(q)} as q has")
+        if None not in (other.device, library.device) and other.device != library.device:
+            raise ArgumentError(name, f"is on device {other.device}, expected {library.device} as q is")
+        if (q.ndim == 2) != (array.ndim == 2):
+            raise ArgumentError(
+                name, f"has shape {tuple(array.shape)} where q has {tuple(q.shape)}: only one of them has a head axis"
+            )
+
+
+def _check_shapes(q: Array, k: Array, v: Array) -> None:
+    """Shapes with a head axis and equal rank."""
+    if k.shape[-1] != q.shape[-1]:
+        raise ArgumentError(
+            "k", f"has {k.shape[-1]} features (shape {tuple(k.shape)}), expected {q.shape[-1]} as q has"
+        )
+    if v.shape[-2] != k.shape[-2]:
+        raise ArgumentError(
+            "v", f"has {v.shape[-2]} positions (shape {tuple(v.shape)}), expected {k.shape[-2]} as k has"
+        )
+    if v.shape[-3] != k.shape[-3]:
+        raise ArgumentError("v", f"has {v.shape[-3]} heads (shape {tuple(v.shape)}), expected {k.shape[-3]} as k has")
+    query_heads, key_heads = q.shape[-3], k.shape[-3]
+    if query_heads % key_heads if key_heads else query_heads:
+        raise ArgumentError("k", f"has {key_heads} heads, expected a number that divides the {query_heads} heads of q")
+    try:
+        np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    except ValueError:
+        shapes = ", ".join(str(tuple(a.shape[:-3])) for a in (q, k, v))
+        raise ArgumentError("q, k, v", f"have batch axes {shapes}, expected equal sizes or sizes of one") from None
+
+
+def _number(name: str, value: Any, *, positive: bool = False) -> float:
+    expected = "a finite number above 0" if positive else "a finite number"
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(name, f"is {value!r}, expected {expected}") from None
+    if isinstance(value, bool) or not math.isfinite(number) or (positive and number <= 0):
+        raise ArgumentError(name, f"is {value!r}, expected {expected}")
+    return number
+
+
+def _sinks(sinks: Array | None, q: Array) -> Array | None:
+    if sinks is None:
+        return None
+    require_array("sinks", sinks)
+    require_floating("sinks", sinks)
+    heads = q.shape[-3]
+    if tuple(sinks.shape) != (heads,):
+        raise ArgumentError(
+            "sinks", f"has shape {tuple(sinks.shape)}, expected ({heads},): one logit for each query head"
+        )
+    return sinks

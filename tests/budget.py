@@ -1,0 +1,171 @@
+"""The error that is allowed, derived, never guessed.
+
+`exact` is the formula in float64; `plain` is the formula in the kernel's own precision. A result passes when its
+distance to exact is at most twice plain's, plus √S · eps · max|exact|, the rounding of a sum over S keys.
+
+For dq and dk, max|exact| is replaced by the size of the terms that are summed. A score's gradient is a difference,
+dweight − Σ weight · dweight, and both sides are rounded before they cancel: where they cancel to nothing (one key, one
+large weight) a bound relative to what is left would ask for digits that no order of summing has.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from cases import BY_NAME, Case
+
+from clearhead import formula
+from clearhead.dropout import Dropout
+from clearhead.grid import Grid
+from clearhead.mask import as_mask
+from clearhead.positions import as_bias
+
+HALF = ("float16", "bfloat16")
+TOP, MAP, QUERIES, LAST = 5, (4, 7), (-1, 0, 2), 6
+
+
+class Expected(NamedTuple):
+    """One array, in float64 and in the kernel's own precision."""
+
+    exact: np.ndarray
+    plain: np.ndarray
+    eps: float
+    size: float | None = None
+
+
+def check(got: Any, expected: Expected, keys: int, what: str) -> None:
+    """Hold an array to its budget. Infinities must be the same, and NaN is never allowed."""
+    got = np.asarray(got).astype(np.float64)
+    exact, plain = expected.exact, expected.plain.astype(np.float64)
+    assert got.shape == exact.shape, f"{what}: shape {got.shape}, expected {exact.shape}"
+    assert not np.isnan(got).any(), f"{what}: {np.isnan(got).sum()} of {got.size} are NaN"
+    infinite = np.isinf(exact)
+    assert np.array_equal(got[infinite], exact[infinite]), f"{what}: infinities differ"
+    got, exact, plain = got[~infinite], exact[~infinite], plain[~infinite]
+    if not exact.size:
+        return
+    size = np.abs(exact).max() if expected.size is None else expected.size
+    allowed = 2 * np.abs(plain - exact).max() + np.sqrt(max(keys, 1)) * expected.eps * size
+    distance = np.abs(got - exact).max()
+    assert distance <= allowed, f"{what}: off by {distance:.3g}, allowed {allowed:.3g}"
+
+
+@cache
+def expected(name: str) -> dict[str, Expected]:
+    """Everything that can come out of a case: output, gradients, observations."""
+    case = BY_NAME[name]
+    own = np.float64 if case.dtype == "float64" else np.float32
+    exact, plain = answers(case, np.float64), answers(case, own)
+    rounded = np.dtype(ml_dtypes.bfloat16) if case.dtype == "bfloat16" else np.dtype(case.dtype)
+    found = {}
+    for what, value in exact.items():
+        comes_back_rounded = what in ("output", "dq", "dk", "dv")
+        dtype = rounded if comes_back_rounded else np.dtype(own)
+        size = float(exact[f"|{what}|"].max(initial=0.0)) if f"|{what}|" in exact else None
+        found[what] = Expected(value, plain[what].astype(dtype), float(ml_dtypes.finfo(dtype).eps), size)
+    return found
+
+
+def answers(case: Case, dtype: type) -> dict[str, np.ndarray]:
+    """The formula on a case, all of it in one precision."""
+    (q, k, v), dout, options = case.build()
+    flat = q.ndim == 2
+    q, k, v, dout = (a.astype(dtype) for a in (q, k, v, dout))
+    if flat:
+        q, k, v, dout = (a[None] for a in (q, k, v, dout))
+    rank = max(a.ndim for a in (q, k, v))
+    q, k, v = (a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (q, k, v))
+    batch = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    grid = Grid(batch, q.shape[-3], q.shape[-2], k.shape[-2])
+    call = in_full(options, grid, dtype)
+    if call["scale"] is None:
+        call["scale"] = 1 / np.sqrt(q.shape[-1]).astype(dtype)
+    group = q.shape[-3] // k.shape[-3]
+    # query head h uses key head h // group, written as an index so as not to share code with any kernel
+    heads = [h // group for h in range(q.shape[-3])]
+    lead = (*batch, grid.heads)
+    answer = formula.attention(q, k[..., heads, :, :], v[..., heads, :, :], **call)
+    gradient = formula.gradients(q, k[..., heads, :, :], v[..., heads, :, :], dout, **call)
+    weights = np.broadcast_to(answer.weights, grid.shape)
+    found = {
+        "output": np.broadcast_to(answer.output, (*lead, grid.queries, v.shape[-1])),
+        "lse": np.broadcast_to(answer.lse, (*lead, grid.queries)),
+        "max_score": np.broadcast_to(answer.max_score, (*lead, grid.queries)),
+        "entropy": np.broadcast_to(answer.entropy, (*lead, grid.queries)),
+        **observations(weights),
+    }
+    if flat:
+        found = {what: value[0] for what, value in found.items()}
+    # the size of the terms in dq and dk: the same sums with every term's absolute value
+    asked_q, seen_k, seen_v = formula.blank(call.get("mask"), q, k[..., heads, :, :], v[..., heads, :, :])
+    dweights = np.abs(dout) @ np.swapaxes(np.abs(seen_v), -1, -2) * call.get("rescale", 1.0)
+    terms = weights * (dweights + (weights * dweights).sum(-1, keepdims=True))
+    found["|dq|"] = abs(call["scale"]) * terms @ np.abs(seen_k)
+    found["|dk|"] = abs(call["scale"]) * np.swapaxes(terms, -1, -2) @ np.abs(asked_q)
+    (original_q, original_k, original_v), _, _ = case.build()
+    found["dq"] = sum_to(gradient.dq, q.shape).reshape(original_q.shape)
+    for what, value, like, shape in (
+        ("dk", gradient.dk, k, original_k.shape),
+        ("dv", gradient.dv, v, original_v.shape),
+    ):
+        by_key_head = np.zeros((*value.shape[:-3], *like.shape[-3:]), dtype)
+        for h, key_head in enumerate(heads):
+            by_key_head[..., key_head, :, :] += value[..., h, :, :]
+        found[what] = sum_to(by_key_head, like.shape).reshape(shape)
+    return found
+
+
+def in_full(options: dict[str, Any], grid: Grid, dtype: type) -> dict[str, Any]:
+    """The options of a call as whole arrays."""
+    call: dict[str, Any] = {"softcap": options.get("softcap"), "scale": options.get("scale")}
+    rows, columns = range(grid.queries), range(grid.keys)
+    if "mask" in options:
+        mask = as_mask("mask", options["mask"]).tile(rows, columns, grid)
+        call["mask"] = np.broadcast_to(np.asarray(mask), grid.shape)
+    if "bias" in options:
+        call["bias"] = np.asarray(as_bias(options["bias"]).tile(rows, columns, grid)).astype(dtype)
+    if "sinks" in options:
+        call["sinks"] = options["sinks"].astype(dtype)[:, None]
+    if "dropout" in options:
+        dropout = Dropout(*options["dropout"])
+        lead = (*grid.batch, grid.heads)
+        call["keep"] = dropout.keep(np.arange(int(np.prod(lead))).reshape(lead), rows, columns)
+        call["rescale"] = dropout.rescale
+    return call
+
+
+def observations(weights: np.ndarray) -> dict[str, np.ndarray]:
+    """What is observed, by its definition, from the matrix."""
+    *lead, queries, keys = weights.shape
+    rows, columns = min(MAP[0], queries), min(MAP[1], keys)
+    mean, most = np.zeros((2, *lead, rows, columns), weights.dtype)
+    for r in range(rows):
+        for c in range(columns):
+            in_row = [i for i in range(queries) if i * rows // queries == r]
+            in_column = [j for j in range(keys) if j * columns // keys == c]
+            block = weights[..., in_row, :][..., in_column]
+            mean[..., r, c], most[..., r, c] = block.mean((-1, -2)), block.max((-1, -2))
+    top = np.sort(weights, axis=-1)[..., ::-1][..., :TOP]
+    top = np.concatenate([top, np.zeros((*lead, queries, TOP - top.shape[-1]), weights.dtype)], axis=-1)
+    return {
+        "weights": weights,
+        "received": weights.sum(-2),
+        "received_last": weights[..., max(queries - LAST, 0) :, :].sum(-2),
+        "map_mean": mean,
+        "map_max": most,
+        "top": top,
+        "queries": weights[..., [i % queries for i in queries_of(queries)], :],
+    }
+
+
+def queries_of(count: int) -> list[int]:
+    """The queries whose rows are asked for, where there are that many."""
+    return [i for i in QUERIES if -count <= i < count]
+
+
+def sum_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    axes = tuple(i for i, (have, want) in enumerate(zip(array.shape, shape, strict=True)) if have != want)
+    return array.sum(axis=axes, keepdims=True)

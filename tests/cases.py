@@ -1,0 +1,238 @@
+"""Every problem, as data: each kernel is held to each of them.
+
+Sizes are distinct primes, so that swapped axes cannot pass. A case says what is put in; `budget.py` says what must come
+out. A new capability adds cases here before it adds code.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import clearhead as ch
+
+B, H, T, S, D, DV = 2, 3, 19, 23, 13, 11
+
+Options = Callable[[np.random.Generator], dict[str, Any]]
+Prepare = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    q: tuple[int, ...] = (B, H, T, D)
+    k: tuple[int, ...] = (B, H, S, D)
+    v: tuple[int, ...] = (B, H, S, DV)
+    dtype: str = "float32"
+    options: Options = lambda rng: {}
+    prepare: Prepare = lambda q, k, v: None
+    layout: str = "plain"
+    tags: frozenset[str] = field(default=frozenset())
+
+    def __str__(self) -> str:
+        return self.name
+
+    def build(self) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, dict[str, Any]]:
+        """(q, k, v), the gradient of the output, and the options: the same numbers every time, new for each case."""
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        dtype = np.dtype(ml_dtypes.bfloat16) if self.dtype == "bfloat16" else np.dtype(self.dtype)
+        q, k, v = (rng.standard_normal(shape) for shape in (self.q, self.k, self.v))
+        self.prepare(q, k, v)
+        batch = np.broadcast_shapes(self.q[:-3], self.k[:-3], self.v[:-3])
+        dout = rng.standard_normal((*batch, *self.q[-3:-1], self.v[-1]))
+        options = self.options(rng)
+        arrays = tuple(LAYOUTS[self.layout](a.astype(dtype)) for a in (q, k, v))
+        return arrays, dout.astype(dtype), options  # type: ignore[return-value]
+
+
+def _strided(a: np.ndarray) -> np.ndarray:
+    """Every other position of an array twice as long, heads and positions swapped in memory."""
+    wide = np.repeat(np.swapaxes(a, -2, -3), 2, axis=-3).copy()
+    return np.swapaxes(wide[..., ::2, :, :], -2, -3)
+
+
+def _read_only(a: np.ndarray) -> np.ndarray:
+    a.flags.writeable = False
+    return a
+
+
+LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "plain": lambda a: a,
+    "strided": _strided,
+    "reversed": lambda a: a[..., ::-1, ::-1].copy()[..., ::-1, ::-1],
+    "fortran": np.asfortranarray,
+    "read-only": _read_only,
+}
+
+
+def _nan_padding(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    k[0, :, 17:], v[0, :, 17:] = np.nan, np.nan
+    k[1, :, 5:], v[1, :, 5:] = np.inf, np.nan
+
+
+def _nan_first_keys(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    k[..., :3, :], v[..., :3, :] = np.nan, -np.inf
+
+
+def _huge(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    q *= 10**4 / np.abs(q @ np.swapaxes(k, -1, -2)).max() * np.sqrt(D)
+
+
+def _mask(mask: Any) -> Options:
+    return lambda rng: {"mask": mask}
+
+
+def _random_mask(*shape: int, density: float = 0.7) -> Options:
+    return lambda rng: {"mask": rng.random(shape) < density}
+
+
+def _rows_masked(rng: np.random.Generator) -> dict[str, Any]:
+    mask = rng.random((B, H, T, S)) < 0.5
+    mask[:, :, 3:7] = False
+    mask[1] = False
+    return {"mask": mask}
+
+
+def _bias(*shape: int) -> Options:
+    return lambda rng: {"bias": rng.standard_normal(shape).astype(np.float32)}
+
+
+def _additive_mask(rng: np.random.Generator) -> dict[str, Any]:
+    """Some people's masks: −inf where a query may not attend, one row of it entirely."""
+    bias = np.where(rng.random((T, S)) < 0.5, -np.inf, 0.0).astype(np.float32)
+    bias[4] = -np.inf
+    return {"bias": bias}
+
+
+def _everything(rng: np.random.Generator) -> dict[str, Any]:
+    return {
+        "mask": (ch.causal() | ch.prefix([3, 5])) & ch.lengths([23, 17]),
+        "bias": ch.alibi(6),
+        "softcap": 2.5,
+        "scale": 0.7,
+        "sinks": rng.standard_normal(6).astype(np.float32),
+        "dropout": (0.25, 11),
+    }
+
+
+def _table(rng: np.random.Generator, **options: Any) -> dict[str, Any]:
+    return {"bias": ch.relative_bias(rng.standard_normal((32, H)).astype(np.float32), max_distance=20, **options)}
+
+
+IDS = np.array([0] * 4 + [1] * 9 + [2] * 10)
+SQUARE: dict[str, Any] = {"q": (B, H, S, D)}
+GROUPED: dict[str, Any] = {"q": (B, 6, T, D), "k": (B, 2, S, D), "v": (B, 2, S, DV)}
+
+CASES: tuple[Case, ...] = (
+    # shapes
+    Case("plain"),
+    Case("one head, two dimensions", q=(T, D), k=(S, D), v=(S, DV)),
+    Case("heads without batch", q=(H, T, D), k=(H, S, D), v=(H, S, DV)),
+    Case("two batch axes", q=(2, 3, 5, T, D), k=(2, 3, 5, S, D), v=(2, 3, 5, S, DV)),
+    Case("one token", q=(1, 1, 1, D), k=(1, 1, 1, D), v=(1, 1, 1, DV)),
+    Case("one feature", q=(H, T, 1), k=(H, S, 1), v=(H, S, 1)),
+    Case("one query", q=(B, H, 1, D)),
+    Case("one key", k=(B, H, 1, D), v=(B, H, 1, DV)),
+    Case("no keys", k=(B, H, 0, D), v=(B, H, 0, DV)),
+    Case("no queries", q=(B, H, 0, D)),
+    Case("empty batch", q=(0, H, T, D), k=(0, H, S, D), v=(0, H, S, DV)),
+    Case("more queries than keys", q=(B, H, 29, D)),
+    Case("longer", q=(1, 131, 17), k=(1, 257, 17), v=(1, 257, 7)),
+    Case("wide", q=(2, 7, 131), k=(2, 11, 131), v=(2, 11, 257)),
+    Case("batch broadcasts from queries", q=(1, H, T, D), k=(5, H, S, D), v=(5, H, S, DV)),
+    Case("batch broadcasts both ways", q=(2, 1, H, T, D), k=(1, 5, H, S, D), v=(1, 5, H, S, DV)),
+    Case("batch of keys is missing", k=(H, S, D), v=(H, S, DV)),
+    Case("only values have a batch", q=(1, H, T, D), k=(1, H, S, D), v=(5, H, S, DV)),
+    Case("grouped queries", **GROUPED),
+    Case("multi-query", q=(B, 6, T, D), k=(B, 1, S, D), v=(B, 1, S, DV)),
+    Case("grouped, causal", **GROUPED, options=_mask(ch.causal())),
+    Case("grouped, mask by head", **GROUPED, options=_random_mask(6, T, S)),
+    # precisions
+    Case("float64", dtype="float64", options=_mask(ch.causal())),
+    Case("float16", dtype="float16", options=_mask(ch.causal())),
+    Case("bfloat16", dtype="bfloat16", options=_mask(ch.causal())),
+    Case("float16, longer", q=(1, 131, 17), k=(1, 257, 17), v=(1, 257, 7), dtype="float16"),
+    Case("float16, rows masked", dtype="float16", options=_rows_masked),
+    Case("bfloat16, everything", **GROUPED, dtype="bfloat16", options=_everything),
+    # masks
+    Case("causal", **SQUARE, options=_mask(ch.causal())),
+    Case("causal, fewer queries", options=_mask(ch.causal())),
+    Case("causal, more queries", q=(B, H, 29, D), options=_mask(ch.causal())),
+    Case("causal from the start", options=_mask(ch.causal(align="start"))),
+    Case("causal, offset", options=_mask(ch.causal(offset=2))),
+    Case("causal, offset below zero", options=_mask(ch.causal(offset=-5))),
+    Case("causal, offset by row", options=_mask(ch.causal(offset=[4, 1]))),
+    Case("window", **SQUARE, options=_mask(ch.window(4))),
+    Case("window both ways", options=_mask(ch.window(3, 2))),
+    Case("window of one", **SQUARE, options=_mask(ch.window(0))),
+    Case("window from the start", options=_mask(ch.window(5, 1, align="start"))),
+    Case("window, offset by row", options=_mask(ch.window(5, 1, offset=[-3, 9]))),
+    Case("lengths", options=_mask(ch.lengths([17, 5]))),
+    Case("lengths, one empty", options=_mask(ch.lengths([0, 23]))),
+    Case("lengths, one number", options=_mask(ch.lengths(7))),
+    Case("documents", **SQUARE, options=_mask(ch.documents(IDS))),
+    Case("documents, fewer queries", options=_mask(ch.documents(IDS))),
+    Case("documents by row", **SQUARE, options=_mask(ch.documents(np.stack([IDS, IDS[::-1]])))),
+    Case("documents, own query ids", options=_mask(ch.documents(IDS, np.arange(T) % 4))),
+    Case("prefix", **SQUARE, options=_mask(ch.prefix(5) | ch.causal())),
+    Case("prefix by row", **SQUARE, options=_mask(ch.prefix([2, 9]) | ch.causal())),
+    Case("global tokens", **SQUARE, options=_mask(ch.global_tokens([0, 11]))),
+    Case("random blocks", **SQUARE, options=_mask(ch.random_blocks(4, count=2, seed=3))),
+    Case("Longformer", **SQUARE, options=_mask(ch.window(3, 3) | ch.global_tokens([0]))),
+    Case(
+        "BigBird",
+        **SQUARE,
+        options=_mask(ch.window(4, 4) | ch.global_tokens(range(2)) | ch.random_blocks(4, count=1, seed=5)),
+    ),
+    Case("documents, causal and window", **SQUARE, options=_mask(ch.documents(IDS) & ch.causal() & ch.window(3))),
+    Case("negated", **SQUARE, options=_mask(~(ch.causal() | ch.lengths(4)))),
+    Case("array", options=_random_mask(B, H, T, S)),
+    Case("array of keys", options=_random_mask(S)),
+    Case("array of keys by row", options=_random_mask(B, 1, 1, S)),
+    Case("array of queries", options=_random_mask(T, 1)),
+    Case("array and causal", options=lambda rng: {"mask": (rng.random((T, S)) < 0.6) & ch.causal()}),
+    Case("all masked", options=_mask(ch.lengths(0))),
+    Case("rows masked", options=_rows_masked),
+    Case("rows masked by causal", options=_mask(ch.causal(offset=-7))),
+    # numbers that hurt
+    Case("NaN in padding", prepare=_nan_padding, options=_mask(ch.lengths([17, 5]))),
+    Case("NaN in padding, grouped", **GROUPED, prepare=_nan_padding, options=_mask(ch.lengths([17, 5]))),
+    Case("NaN before a window", prepare=_nan_first_keys, options=_mask(ch.window(1, offset=4))),
+    Case("scores of 10⁴", prepare=_huge),
+    Case("scores of 10⁴, causal", prepare=_huge, options=_mask(ch.causal())),
+    Case("scores of 10⁴, float64", prepare=_huge, dtype="float64"),
+    Case("one score for all", prepare=lambda q, k, v: q.fill(0.0)),
+    # bias, softcap, sinks, scale, dropout
+    Case("scale", options=lambda rng: {"scale": 0.37}),
+    Case("scale of zero", options=lambda rng: {"scale": 0.0}),
+    Case("bias", options=_bias(B, H, T, S)),
+    Case("bias by head", options=_bias(H, 1, S)),
+    Case("bias by pair", options=_bias(T, S)),
+    Case("bias with −inf", options=_additive_mask),
+    Case("alibi", **SQUARE, options=lambda rng: {"bias": ch.alibi(H), "mask": ch.causal()}),
+    Case("alibi, fewer queries", options=lambda rng: {"bias": ch.alibi(H)}),
+    Case("alibi, offset by row", options=lambda rng: {"bias": ch.alibi(H, offset=[4, 0])}),
+    Case("relative bias", **SQUARE, options=_table),
+    Case("relative bias of a decoder", options=lambda rng: _table(rng, bidirectional=False)),
+    Case("relative bias, offset by row", options=lambda rng: _table(rng, offset=[1, 4])),
+    Case("softcap", options=lambda rng: {"softcap": 0.8}),
+    Case("softcap and bias", options=lambda rng: {"softcap": 0.8, **_bias(H, T, S)(rng)}),
+    Case("sinks", options=lambda rng: {"sinks": rng.standard_normal(H).astype(np.float32)}),
+    Case("sinks, all masked", options=lambda rng: {"sinks": np.ones(H, np.float32), "mask": ch.lengths([0, 4])}),
+    Case("sinks of −inf", options=lambda rng: {"sinks": np.full(H, -np.inf, np.float32), "mask": ch.lengths([0, 4])}),
+    Case("dropout", options=lambda rng: {"dropout": (0.3, 5)}),
+    Case("dropout, large seed", options=lambda rng: {"dropout": (0.5, 2**63 + 12345), "mask": ch.causal()}),
+    Case("everything", **GROUPED, options=_everything),
+    # memory
+    Case("strided", layout="strided", options=_mask(ch.causal())),
+    Case("negative strides", layout="reversed", options=_mask(ch.causal())),
+    Case("fortran order", layout="fortran", options=_mask(ch.causal())),
+    Case("read-only", layout="read-only"),
+)
+
+BY_NAME = {case.name: case for case in CASES}

@@ -1,0 +1,82 @@
+"""One body of tests for all kernels: a kernel, a case and a library in, an assertion error out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from budget import LAST, MAP, TOP, check, expected, queries_of
+from cases import Case
+from libraries import ArrayLibrary, numbers
+
+import clearhead as ch
+
+# What a kernel refuses, pinned as data: (kernel, case) → the reason. Support cannot be lost unnoticed.
+REFUSED: dict[tuple[str, str], str] = {}
+
+
+def forward(kernel: str, case: Case, library: ArrayLibrary) -> None:
+    arrays, _, options = case.build()
+    q, k, v = map(library.make, arrays)
+    output = ch.attention(q, k, v, **library.options(options), kernel=kernel)
+    assert library.owns(output), f"output is {type(output)}"
+    assert output.dtype == q.dtype
+    check(numbers(output), expected(case.name)["output"], k.shape[-2], "output")
+
+
+def backward(kernel: str, case: Case, library: ArrayLibrary) -> None:
+    arrays, dout, options = case.build()
+    q, k, v = map(library.make, arrays)
+    if q.ndim == 2:
+        dout = dout.reshape(dout.shape[-2:])
+    found = ch.gradients(q, k, v, library.make(dout), **library.options(options), kernel=kernel)
+    for what, gradient, like in zip(("dq", "dk", "dv"), found, (q, k, v), strict=True):
+        assert gradient.dtype == like.dtype
+        # dk and dv are sums over queries, dq over keys
+        check(numbers(gradient), expected(case.name)[what], max(k.shape[-2], q.shape[-2]), what)
+
+
+def observation(kernel: str, case: Case, library: ArrayLibrary) -> None:
+    arrays, _, options = case.build()
+    q, k, v = map(library.make, arrays)
+    options = library.options(options)
+    queries = queries_of(q.shape[-2])
+    seen = ch.observe(q, k, v, **options, kernel=kernel, top=TOP, received=True, map=MAP, queries=queries, weights=True)
+    assert seen.kernel == kernel
+    want = expected(case.name)
+    keys = max(k.shape[-2], q.shape[-2])
+    seen = seen.each(numbers)
+    check(seen.output, want["output"], keys, "output")
+    for what in ("lse", "max_score", "entropy", "weights", "received"):
+        check(getattr(seen, what), want[what], keys, what)
+    assert seen.map is not None
+    assert seen.top is not None
+    assert seen.queries is not None
+    check(seen.map.mean, want["map_mean"], keys, "map.mean")
+    check(seen.map.max, want["map_max"], keys, "map.max")
+    check(seen.queries.weights, want["queries"], keys, "queries")
+    check(seen.top.weights, want["top"], keys, "top.weights")
+    weights = np.asarray(seen.weights)
+    if k.shape[-2]:
+        # the keys named are the keys that have those weights, whatever their order among equals
+        indices = np.asarray(seen.top.indices).astype(int)
+        assert np.array_equal(indices >= 0, np.asarray(seen.top.weights) > 0)
+        named = np.where(indices < 0, 0.0, np.take_along_axis(weights, np.maximum(indices, 0), -1))
+        check(named, want["top"], keys, "top.indices")
+        for row in indices.reshape(-1, indices.shape[-1]):
+            assert len(set(row[row >= 0])) == (row >= 0).sum(), "a key is named twice"
+    if q.shape[-2]:
+        last = ch.observe(q, k, v, **options, kernel=kernel, received=LAST).each(numbers)
+        check(last.received, want["received_last"], keys, "received, last queries")
+        assert last.top is None
+        assert last.map is None
+        assert last.weights is None
+
+
+def whole(kernel: str, case: Case, library: ArrayLibrary) -> None:
+    forward(kernel, case, library)
+    backward(kernel, case, library)
+    observation(kernel, case, library)
+
+
+CHECKS: dict[str, Any] = {"forward": forward, "gradients": backward, "observe": observation}

@@ -1,0 +1,117 @@
+"""Refusals: one sentence each, which names the argument, what it is and what was expected. The texts are pinned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+
+X = np.zeros((2, 3, 5, 4), np.float32)
+
+
+def call(q=X, k=X, v=X, **options):
+    return ch.attention(q, k, v, **options)
+
+
+def ints(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.int64)
+
+
+REFUSALS = {
+    "q: is a list, expected a NumPy, PyTorch, JAX or array-API array": lambda: call([[1.0]]),
+    "k: has dtype int64, expected one of float16, bfloat16, float32, float64": lambda: call(k=ints(2, 3, 5, 4)),
+    "q: has dtype complex64, expected one of float16, bfloat16, float32, float64": lambda: call(X + 1j),
+    "q: has shape (4,), expected (…, heads, positions, features)": lambda: call(X[0, 0, 0]),
+    "v: is a torch array, expected numpy as q is": lambda: call(v=torch.zeros(2, 3, 5, 4)),
+    "k: has dtype float64, expected float32 as q has": lambda: call(k=X.astype(np.float64)),
+    "k: has shape (5, 4) where q has (2, 3, 5, 4): only one of them has a head axis": lambda: call(k=X[0, 0]),
+    "k: has 3 features (shape (2, 3, 5, 3)), expected 4 as q has": lambda: call(k=X[..., :3]),
+    "v: has 2 positions (shape (2, 3, 2, 4)), expected 5 as k has": lambda: call(v=X[..., :2, :]),
+    "v: has 1 heads (shape (2, 1, 5, 4)), expected 3 as k has": lambda: call(v=X[:, :1]),
+    "k: has 2 heads, expected a number that divides the 3 heads of q": lambda: call(k=X[:, :2], v=X[:, :2]),
+    "q, k, v: have batch axes (2,), (3,), (3,), expected equal sizes or sizes of one": lambda: call(
+        k=np.zeros((3, 3, 5, 4), np.float32), v=np.zeros((3, 3, 5, 4), np.float32)
+    ),
+    "mask: has dtype float32, expected bool, True where a query may attend (an additive mask goes into bias)": (
+        lambda: call(mask=np.zeros((5, 5), np.float32))
+    ),
+    "mask: has dtype int64, expected bool, True where a query may attend": lambda: call(mask=ints(5, 5)),
+    "mask: is a str, expected a boolean array or a mask value": lambda: call(mask="causal"),
+    "mask: has shape (5, 7), which does not broadcast to (2, 3, 5, 5): (batch (2,), heads 3, queries 5, keys 5)": (
+        lambda: call(mask=np.ones((5, 7), bool))
+    ),
+    "mask: has shape (4, 2, 3, 5, 5), which does not broadcast to (2, 3, 5, 5):"
+    " (batch (2,), heads 3, queries 5, keys 5)": lambda: call(mask=np.ones((4, 2, 3, 5, 5), bool)),
+    "lengths: has shape (3,), expected one number or the batch shape (2,)"
+    " (axes before heads, positions and features are batch)": lambda: call(mask=ch.lengths([1, 2, 3])),
+    "offset: has shape (3,), expected one number or the batch shape (2,)"
+    " (axes before heads, positions and features are batch)": lambda: call(mask=~ch.causal(offset=[1, 2, 3])),
+    "lengths: is 2.5, expected a whole number or an array of them": lambda: ch.lengths(2.5),
+    "align: is 'middle', expected 'end' or 'start'": lambda: ch.causal(align="middle"),
+    "back: is -1, expected a whole number of at least 0": lambda: ch.window(-1),
+    "block: is 0, expected a whole number of at least 1": lambda: ch.random_blocks(0, count=1),
+    "documents: has keys ids of shape (4,), expected 5 along the last axis": lambda: call(mask=ch.documents([0] * 4)),
+    "documents: needs ids for the queries: 5 queries, 3 keys": lambda: call(
+        k=X[:, :, :3], v=X[:, :, :3], mask=ch.documents([0, 0, 1])
+    ),
+    "documents: is 3, expected one id for each key": lambda: ch.documents(3),
+    "query, key: (9, 2) lies outside 4 queries × 4 keys": lambda: ch.causal().explain(9, 2, queries=4, keys=4),
+    "bias: is a str, expected a floating-point array or a bias value": lambda: call(bias="alibi"),
+    "bias: has dtype bool, expected one of float16, bfloat16, float32, float64": lambda: call(bias=np.ones(5, bool)),
+    "bias: has shape (6,), which does not broadcast to (2, 3, 5, 5): (batch (2,), heads 3, queries 5, keys 5)": (
+        lambda: call(bias=np.zeros(6))
+    ),
+    "alibi: is for 8 heads, but the queries have 3": lambda: call(bias=ch.alibi(8)),
+    "relative_bias: is for 2 heads, but the queries have 3": lambda: call(bias=ch.relative_bias(np.zeros((32, 2)))),
+    "table: has shape (32,), expected (buckets, heads), buckets at least 4": lambda: ch.relative_bias(np.zeros(32)),
+    "scale: is nan, expected a finite number": lambda: call(scale=float("nan")),
+    "scale: is 'big', expected a finite number": lambda: call(scale="big"),
+    "softcap: is 0.0, expected a finite number above 0": lambda: call(softcap=0.0),
+    "sinks: has shape (2,), expected (3,): one logit for each query head": lambda: call(sinks=np.zeros(2)),
+    "dropout: is 0.1, expected (probability, seed)": lambda: call(dropout=0.1),
+    "dropout: has probability 1.0, expected a number from 0 up to, not with, 1": lambda: call(dropout=(1.0, 1)),
+    "dropout: has seed -1, expected a whole number from 0 to 2**64 - 1": lambda: call(dropout=(0.1, -1)),
+    "kernel: is 'fast', expected one of 'tiled', 'dense', or None to have one chosen": lambda: call(kernel="fast"),
+    "top: is 0, expected a whole number of at least 1": lambda: ch.observe(X, X, X, top=0),
+    "received: is 0, expected True or a number of last queries, at least 1": lambda: ch.observe(X, X, X, received=0),
+    "map: is 64, expected (rows, columns), each at least 1": lambda: ch.observe(X, X, X, map=64),
+    "queries: has position 5, expected -5 to 4": lambda: ch.observe(X, X, X, queries=[5]),
+    "queries: is [0.5], expected the positions of queries as whole numbers": lambda: ch.observe(X, X, X, queries=[0.5]),
+    "weights: is 1, expected True or False": lambda: ch.observe(X, X, X, weights=1),
+    "dout: has shape (2, 3, 5, 3), expected (2, 3, 5, 4) as the output": lambda: ch.gradients(X, X, X, X[..., :3]),
+    "dout: is numpy of dtype float64, expected numpy of float32 as q": lambda: ch.gradients(X, X, X, X.astype(float)),
+    "partials: is empty, expected at least one Partial": lambda: ch.merge(),
+    "partials[0]: is a ndarray, expected a Partial": lambda: ch.merge(X),
+    "partials[0].lse: has shape (2, 3), expected (2, 3, 5) as its output has rows": lambda: ch.merge(
+        ch.Partial(X, X[:, :, 0, 0])
+    ),
+    "partials[1].output: has shape (3, 5, 4), expected (2, 3, 5, 4)": lambda: ch.merge(
+        ch.Partial(X, X[..., 0]), ch.Partial(X[0], X[0, ..., 0])
+    ),
+    "layout: is 'pairs', expected 'half' or 'interleaved'": lambda: ch.rotary(layout="pairs"),
+    "dimension: is 3, expected an even number of at least 2": lambda: ch.rotary(dimension=3),
+    "x: has 4 features, of which 6 cannot be turned in pairs": lambda: ch.rotary(dimension=6)(X),
+    "d: is 5, expected an even number": lambda: ch.sinusoidal(3, 5),
+    "heads: is 0, expected a whole number of at least 1": lambda: ch.alibi(0),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"), REFUSALS.items(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_mistake_is_refused_in_one_sentence(text: str, mistake) -> None:
+    with pytest.raises(ch.ArgumentError) as refusal:
+        mistake()
+    assert str(refusal.value) == text
+    assert isinstance(refusal.value, ValueError)
+
+
+def test_a_kernel_asked_for_by_name_refuses_in_words() -> None:
+    bias = torch.zeros(5, 5, requires_grad=True)
+    x = torch.zeros(2, 3, 5, 4)
+    with pytest.raises(ch.KernelRefused) as refusal:
+        ch.attention(x, x, x, bias=bias, kernel="tiled")
+    assert str(refusal.value) == "kernel 'tiled' refused: it gives no gradient for a bias; `dense` does"
+    assert refusal.value.kernel == "tiled"
