@@ -25,7 +25,7 @@ class Tiled:
 
     name = "tiled"
 
-    def __init__(self, rows: int = 512, columns: int = 1024) -> None:
+    def __init__(self, rows: int = 512, columns: int = 512) -> None:
         self.rows, self.columns = rows, columns
 
     def rejects(self, problem: Problem) -> str | None:
