@@ -1,6 +1,7 @@
 """The error that is allowed, derived, never guessed.
 
-`exact` is the formula in float64; `plain` is the formula in the kernel's own precision. A result passes when its
+`exact` is the formula in float64, or for problems in float64 in the machine's extended precision: a formula is not
+exact in the precision it is held against. `plain` is the formula in the kernel's own precision. A result passes when its
 distance to exact is at most twice plain's, plus √S · eps · max|exact|, the rounding of a sum over S keys.
 
 For dq and dk, max|exact| is replaced by the size of the terms that are summed. A score's gradient is a difference,
@@ -38,8 +39,8 @@ class Expected(NamedTuple):
 
 def check(got: Any, expected: Expected, keys: int, what: str) -> None:
     """Hold an array to its budget. Infinities must be the same, and NaN is never allowed."""
-    got = np.asarray(got).astype(np.float64)
-    exact, plain = expected.exact, expected.plain.astype(np.float64)
+    got = np.asarray(got).astype(expected.exact.dtype)
+    exact, plain = expected.exact, expected.plain.astype(expected.exact.dtype)
     assert got.shape == exact.shape, f"{what}: shape {got.shape}, expected {exact.shape}"
     assert not np.isnan(got).any(), f"{what}: {np.isnan(got).sum()} of {got.size} are NaN"
     infinite = np.isinf(exact)
@@ -58,7 +59,7 @@ def expected(name: str) -> dict[str, Expected]:
     """Everything that can come out of a case: output, gradients, observations."""
     case = BY_NAME[name]
     own = np.float64 if case.dtype == "float64" else np.float32
-    exact, plain = answers(case, np.float64), answers(case, own)
+    exact, plain = answers(case, np.longdouble if case.dtype == "float64" else np.float64), answers(case, own)
     rounded = np.dtype(ml_dtypes.bfloat16) if case.dtype == "bfloat16" else np.dtype(case.dtype)
     found = {}
     for what, value in exact.items():
@@ -82,7 +83,7 @@ def answers(case: Case, dtype: type) -> dict[str, np.ndarray]:
     grid = Grid(batch, q.shape[-3], q.shape[-2], k.shape[-2])
     call = in_full(options, grid, dtype)
     if call["scale"] is None:
-        call["scale"] = 1 / np.sqrt(q.shape[-1]).astype(dtype)
+        call["scale"] = 1 / np.sqrt(dtype(q.shape[-1]))
     group = q.shape[-3] // k.shape[-3]
     # query head h uses key head h // group, written as an index so as not to share code with any kernel
     heads = [h // group for h in range(q.shape[-3])]

@@ -7,23 +7,29 @@ import jax.numpy as jnp
 import pytest
 from budget import check, expected
 from cases import CASES, Case
-from conformance import CHECKS, REFUSED
+from conformance import CHECKS, REFUSED, built
 from libraries import LIBRARIES, ArrayLibrary, numbers
 
 import clearhead as ch
 from clearhead.choose import KERNELS
+from clearhead.kernels.compiled import compiled
 from clearhead.kernels.tiled import tiled
 
 # The tiled kernel also in tiles that are smaller than every case, so that tiles are merged and edges are met. JAX
 # compiles each step anew for each shape of tile, which takes hours in tiles of 5×7: there, they run under `jit` below.
-RUNS = [(kernel.name, library) for kernel in KERNELS for library in LIBRARIES]
-RUNS += [("tiled 5×7", library) for library in LIBRARIES if library.name != "jax"]
+RUNS = [pytest.param(kernel, library) for kernel in ("dense", "tiled") for library in LIBRARIES]
+RUNS += [pytest.param("tiled 5×7", library) for library in LIBRARIES if library.name != "jax"]
+RUNS += [pytest.param("compiled", library, marks=built) for library in LIBRARIES if library.name in ("numpy", "torch")]
+# one of the other instruction sets runs on every machine
+RUNS += [pytest.param("compiled portable", LIBRARIES[0], marks=built)]
 
 
 @pytest.fixture
 def kernel(run: str, monkeypatch: pytest.MonkeyPatch) -> str:
     name, _, size = run.partition(" ")
-    if size:
+    if name == "compiled":
+        monkeypatch.setattr(compiled, "isa", size)
+    elif size:
         rows, columns = map(int, size.split("×"))
         monkeypatch.setattr(tiled, "rows", rows)
         monkeypatch.setattr(tiled, "columns", columns)

@@ -3,6 +3,7 @@
 from clearhead.attention import attention, gradients, observe
 from clearhead.dropout import Dropout
 from clearhead.errors import ArgumentError, KernelRefused
+from clearhead.kernels.compiled import set_threads
 from clearhead.mask import Mask
 from clearhead.masks import causal, documents, global_tokens, lengths, prefix, random_blocks, where, window
 from clearhead.observe import Observed
@@ -36,6 +37,7 @@ __all__ = [
     "random_blocks",
     "relative_bias",
     "rotary",
+    "set_threads",
     "sinusoidal",
     "where",
     "window",

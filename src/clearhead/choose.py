@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from clearhead.errors import ArgumentError, KernelRefused
+from clearhead.kernels.compiled import compiled
 from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense
 from clearhead.kernels.tiled import tiled
 from clearhead.problem import Problem
 
-KERNELS: tuple[Kernel, ...] = (tiled, dense)
+KERNELS: tuple[Kernel, ...] = (compiled, tiled, dense)
 
 # Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
 # (`make bench`).
@@ -21,10 +22,11 @@ def preference(problem: Problem) -> list[tuple[Kernel, str]]:
     for size in problem.grid.shape:
         scores *= size
     small = scores <= SMALL
-    order = (dense, tiled) if small else (tiled, dense)
     side = "at most" if small else "more than"
-    reason = f"{scores:,} scores are {side} {SMALL:,}"
-    return [(kernel, reason) for kernel in order]
+    by_size = f"{scores:,} scores are {side} {SMALL:,}"
+    order: list[tuple[Kernel, str]] = [(compiled, "it is the fastest on this CPU")]
+    order += [(kernel, by_size) for kernel in ((dense, tiled) if small else (tiled, dense))]
+    return order
 
 
 def choose(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str, str]]:
@@ -40,14 +42,15 @@ def choose(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str,
         return kernel, {other.name: f"{name!r} was asked for" for other in KERNELS if other is not kernel}
     chosen: Kernel | None = None
     others: dict[str, str] = {}
+    because = ""
     for kernel, why in preference(problem):
         reason = kernel.rejects(problem)
         if reason is not None:
             others[kernel.name] = f"refused: {reason}"
         elif chosen is None:
-            chosen = kernel
+            chosen, because = kernel, why
         else:
-            others[kernel.name] = f"able, but {chosen.name!r} is preferred: {why}"
+            others[kernel.name] = f"able, but {chosen.name!r} is preferred: {because}"
     if chosen is None:
         raise KernelRefused("any", "; ".join(f"{name}: {reason}" for name, reason in others.items()))
     return chosen, others

@@ -207,12 +207,20 @@ class RandomBlocks(Mask):
     seed: int
 
     def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
+        if not rows:
+            return True
+        first = rows[0] // self.block
+        query_block, key_block = np.asarray(rows) // self.block - first, np.asarray(columns) // self.block
+        return decided(self.table(rows, grid)[query_block[:, None], key_block])
+
+    def table(self, rows: range, grid: Grid) -> np.ndarray:
+        """True for each block of keys that each block of these queries sees: (query blocks, key blocks)."""
         key_blocks = -(-grid.keys // self.block)
-        query_block, key_block = np.asarray(rows) // self.block, np.asarray(columns) // self.block
-        table = np.zeros((query_block[-1] + 1 if len(rows) else 0, key_blocks), dtype=bool)
-        for i in np.unique(query_block).tolist():
-            table[i, list(_drawn(self.seed, i, key_blocks, self.count))] = True
-        return decided(table[query_block[:, None], key_block])
+        query_blocks = range(rows.start // self.block, -(-rows.stop // self.block))
+        table = np.zeros((len(query_blocks), key_blocks), dtype=bool)
+        for place, i in enumerate(query_blocks):
+            table[place, list(_drawn(self.seed, i, key_blocks, self.count))] = True
+        return table
 
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         drawn = sorted(_drawn(self.seed, query // self.block, -(-grid.keys // self.block), self.count))

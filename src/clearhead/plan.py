@@ -64,10 +64,11 @@ def plan(
 
     >>> import numpy as np, clearhead as ch
     >>> q = k = v = np.zeros((8, 4096, 64), dtype=np.float32)
-    >>> print(ch.plan(q, k, v, mask=ch.window(255)))
+    >>> print(ch.plan(q, k, v, mask=ch.window(255), kernel="tiled"))
     numpy float32 · heads 8 · 4,096 queries × 4,096 keys · 64 features · window(255)
       kernel        tiled
-      not dense     able, but 'tiled' is preferred: 134,217,728 scores are more than 262,144
+      not compiled  'tiled' was asked for
+      not dense     'tiled' was asked for
       pairs         16,252,928 of 134,217,728 (12.1%)
       FLOPs         4.161 GFLOP
       bytes moved   32 MiB

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from clearhead.arrays import Array, Library, is_array, require_array, require_floating
+from clearhead.arrays import Array, Library, is_array, require_array, require_floating, to_numpy
 from clearhead.errors import ArgumentError
 from clearhead.grid import Align, Alignment, Grid, cut, fitting, whole_numbers
 
@@ -64,6 +64,10 @@ class Alibi(Bias):
         places = np.asarray(rows)[:, None] + self.alignment.offset(grid)
         return -self.slopes[:, None, None] * np.abs(np.asarray(columns) - places)
 
+    def by_distance(self, distance: np.ndarray) -> np.ndarray:
+        """(heads, …) for distances key − query: the bias depends on nothing else."""
+        return -self.slopes[:, None] * np.abs(distance)
+
     def check(self, grid: Grid) -> None:
         _heads("alibi", self.slopes.size, grid)
         self.alignment.offset(grid)
@@ -96,6 +100,11 @@ class Relative(Bias):
     def check(self, grid: Grid) -> None:
         _heads("relative_bias", self.table.shape[1], grid)
         self.alignment.offset(grid)
+
+    def by_distance(self, distance: np.ndarray) -> np.ndarray:
+        """(heads, …) for distances key − query: the bias depends on nothing else."""
+        chosen = buckets(distance, self.table.shape[0], bidirectional=self.bidirectional, most=self.max_distance)
+        return to_numpy(self.table)[chosen].T
 
     @property
     def parameter(self) -> Array:

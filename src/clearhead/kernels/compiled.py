@@ -1,0 +1,346 @@
+"""The compiled CPU kernel: the tiled kernel in C++ (`native/`), on NumPy arrays and PyTorch CPU tensors as they lie."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+
+from clearhead.arrays import Array, dtype_name, is_torch, settled, to_numpy
+from clearhead.errors import ArgumentError
+from clearhead.formula import Gradients
+from clearhead.grid import bins, by_batch
+from clearhead.kernels.contract import Ran
+from clearhead.mask import Both, Either, Mask, Not, Where
+from clearhead.masks import Band, Before, Documents, GlobalTokens, RandomBlocks
+from clearhead.observe import Map, Observed, Rows, Top, Want
+from clearhead.positions import Added, Alibi, Bias, Relative
+from clearhead.problem import Problem
+
+try:
+    import clearhead._native as native
+except ImportError as error:
+    native = None
+    NOT_BUILT = f"not built: {error}; installing clearhead where there is a C++17 compiler builds it"
+
+TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "bool": 4}
+BAND, BEFORE, DOCUMENTS, FLAGS, BLOCKS, ARRAY, AND, OR, NOT = range(9)
+NO_LIMIT = 2**61
+WIDEST = 512
+# multiply-adds below which a second thread does not pay: it takes about 20 µs to start
+SMALL_WORK = 1_000_000
+
+_threads: int | None = None
+
+
+def set_threads(count: int | None) -> None:
+    """How many threads the compiled kernel uses; None for all cores, or what CLEARHEAD_THREADS says.
+
+    The result is the same, bit by bit, whatever the number.
+
+    >>> set_threads(1)
+    >>> threads()
+    1
+    >>> set_threads(None)
+    """
+    global _threads
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise ArgumentError("count", f"is {count!r}, expected a whole number of at least 1, or None for all cores")
+    _threads = count
+
+
+def threads() -> int:
+    """How many threads the compiled kernel uses now."""
+    if _threads is not None:
+        return _threads
+    given = os.environ.get("CLEARHEAD_THREADS")
+    if given is None:
+        return _cores()
+    if not given.isdigit() or int(given) < 1:
+        raise ArgumentError("CLEARHEAD_THREADS", f"is {given!r}, expected a whole number of at least 1")
+    return int(given)
+
+
+@cache
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Compiled:
+    """Attention in C++, for the instruction set of this machine; `isa` names another that it also has."""
+
+    name = "compiled"
+
+    def __init__(self, isa: str = "") -> None:
+        self.isa = isa
+
+    def rejects(self, problem: Problem) -> str | None:
+        """Why it cannot take a problem."""
+        if native is None:
+            return NOT_BUILT
+        if problem.library.name not in ("numpy", "torch"):
+            return f"it takes NumPy arrays and PyTorch CPU tensors, not {problem.library.name}"
+        if problem.library.name == "torch" and problem.q.device.type != "cpu":
+            return f"it takes tensors on the CPU, not on {problem.q.device}"
+        for name, size in (("features of a query", problem.q.shape[-1]), ("features of a value", problem.width)):
+            if not 1 <= size <= WIDEST:
+                return f"{size} {name} are outside 1 to {WIDEST}"
+        if problem.dropout is not None:
+            return "it has no dropout; `tiled` has"
+        if "bias" in problem.differentiable:
+            return "it gives no gradient for a bias; `dense` does"
+        return None
+
+    def run(self, problem: Problem) -> Ran:
+        """Output and log-sum-exp, and what is wanted, in one call."""
+        return Running(problem).forward(self.isa)
+
+    def gradients(self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
+        """dq, dk and dv, the weights recomputed by tile."""
+        return Running(problem).backward(self.isa, dout, output, peak, total)
+
+
+class Running:
+    """One call of the native kernel: keeps alive what its pointers point to."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.grid = problem, problem.grid
+        self.kept: list[Any] = []
+        grid = self.grid
+        self.batch = math.prod(grid.batch)
+        self.dtype = np.float64 if dtype_name(problem.q) == "float64" else np.float32
+        call = self.call = native.Call()
+        call.set_sizes(
+            self.batch, grid.heads, problem.key_heads, grid.queries, grid.keys, problem.q.shape[-1], problem.width
+        )
+        call.scale, call.softcap = problem.scale, problem.softcap or 0.0
+        call.wide = self.dtype is np.float64
+        call.q, call.k, call.v = map(self.view, (problem.q, problem.k, problem.v))
+        if problem.mask is not None:
+            call.set_mask(self.nodes(problem.mask))
+        if problem.bias is not None:
+            self.set_bias(problem.bias)
+        if problem.sinks is not None:
+            call.set_sinks(np.ascontiguousarray(to_numpy(problem.sinks), dtype=np.float64))
+
+    def view(self, array: Array) -> Any:
+        """An array's address and strides, broadcast to (batch, heads, rows, columns)."""
+        if is_torch(array):
+            array = array.detach()
+            address, item = array.data_ptr(), array.element_size()
+            strides = [stride * item for stride in array.stride()]
+        else:
+            address, strides = array.__array_interface__["data"][0], list(array.strides)
+        self.kept.append(array)
+        shape = list(array.shape)
+        rank = len(self.grid.batch) + 3
+        shape, strides = [1] * (rank - len(shape)) + shape, [0] * (rank - len(strides)) + strides
+        strides = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
+        offsets = np.zeros(self.grid.batch, np.int64)
+        for axis, size in enumerate(self.grid.batch):
+            along = np.arange(size, dtype=np.int64) * strides[axis]
+            offsets += along.reshape((-1,) + (1,) * (len(self.grid.batch) - axis - 1))
+        return native.View(address, TYPES[dtype_name(array)], offsets.reshape(-1), *strides[-3:])
+
+    def by_batch(self, values: np.ndarray) -> np.ndarray:
+        """One number for each batch row, from one or (*batch, 1, 1, 1)."""
+        values = values[..., 0, 0, 0] if values.ndim else values
+        return np.ascontiguousarray(np.broadcast_to(values, self.grid.batch).reshape(-1), dtype=np.int64)
+
+    def nodes(self, mask: Mask) -> list[Any]:
+        """A mask as the nodes of its tree, parts before wholes."""
+        order: list[Any] = []
+
+        def add(part: Mask) -> int:
+            node = native.MaskNode()
+            if isinstance(part, Both | Either):
+                node.left, node.right = add(part.left), add(part.right)
+                node.kind = AND if isinstance(part, Both) else OR
+            elif isinstance(part, Not):
+                node.left, node.kind = add(part.mask), NOT
+            else:
+                self.fill_leaf(node, part)
+            order.append(node)
+            return len(order) - 1
+
+        add(mask)
+        return order
+
+    def fill_leaf(self, node: Any, part: Mask) -> None:
+        """What a mask without parts is to the kernel."""
+        grid = self.grid
+        if isinstance(part, Band):
+            node.kind = BAND
+            node.back = NO_LIMIT if part.back is None else part.back
+            node.ahead = NO_LIMIT if part.ahead is None else part.ahead
+            node.set_offset(self.by_batch(part.alignment.offset(grid)))
+        elif isinstance(part, Before):
+            node.kind = BEFORE
+            node.set_count(self.by_batch(by_batch(part.name, part.count, grid)))
+        elif isinstance(part, Documents):
+            node.kind = DOCUMENTS
+            queries, keys = part.ids(grid)
+            node.set_ids(self.spread(queries, grid.queries), self.spread(keys, grid.keys))
+        elif isinstance(part, GlobalTokens):
+            node.kind = FLAGS
+            places = np.arange(grid.queries) + self.by_batch(part.alignment.offset(grid))[:, None]
+            flags = [np.isin(a, part.indices).astype(np.uint8) for a in (places, np.arange(grid.keys))]
+            node.set_flags(*map(np.ascontiguousarray, flags))
+        elif isinstance(part, RandomBlocks):
+            node.kind, node.block = BLOCKS, part.block
+            table = part.table(range(grid.queries), grid)
+            node.key_blocks = table.shape[1]
+            node.set_table(np.ascontiguousarray(table, dtype=np.uint8))
+        else:
+            node.kind = ARRAY
+            array = part.array if isinstance(part, Where) else part.tile(range(grid.queries), range(grid.keys), grid)
+            node.array = self.view(to_numpy(array))
+
+    def spread(self, ids: np.ndarray, length: int) -> np.ndarray:
+        """Ids (…, length) for each batch row."""
+        return np.ascontiguousarray(np.broadcast_to(ids, (*self.grid.batch, length)).reshape(-1), dtype=np.int64)
+
+    def set_bias(self, bias: Bias) -> None:
+        """An array as it lies; what depends on distance only, as a number for each head and distance."""
+        if isinstance(bias, Added):
+            self.call.set_bias_array(self.view(settled(bias.array.detach() if is_torch(bias.array) else bias.array)))
+            return
+        offset = self.by_batch(cast(Alibi | Relative, bias).alignment.offset(self.grid))
+        # the kernel reads entry query + offset − key + centre, query and key from 0
+        low, high = int(offset.min(initial=0)) - self.grid.keys, int(offset.max(initial=0)) + self.grid.queries
+        distance = -np.arange(low, high + 1)
+        table = np.ascontiguousarray(cast(Alibi | Relative, bias).by_distance(distance), dtype=np.float64)
+        self.call.set_bias_by_distance(table, distance.size, -low, offset)
+
+    def empty(self, *shape: int, dtype: Any = None, zero: bool = False) -> np.ndarray:
+        """Room for a result, (*batch, heads, …)."""
+        make = np.zeros if zero else np.empty
+        array = make((*self.grid.batch, self.grid.heads, *shape), dtype or self.dtype)
+        self.kept.append(array)
+        return array
+
+    def output_like(self, like: Array, shape: tuple[int, ...]) -> Array:
+        """Room for an array of the caller's library and dtype."""
+        if is_torch(like):
+            return like.new_empty(shape)
+        return np.empty(shape, like.dtype)
+
+    def given(self, found: Any) -> Any:
+        """A result in the caller's library, without a copy."""
+        if found is None or self.problem.library.name == "numpy":
+            return found
+        if isinstance(found, Rows):
+            return Rows(found.indices, self.given(found.weights))
+        if isinstance(found, Top | Map):
+            return type(found)(*map(self.given, found))
+        return sys.modules["torch"].from_numpy(found)
+
+    def forward(self, isa: str) -> Ran:
+        """Run it, and gather what it gave."""
+        problem, call, grid = self.problem, self.call, self.grid
+        output = self.output_like(problem.q, (*grid.batch, grid.heads, grid.queries, problem.width))
+        call.out = self.view(output)
+        lse, peak, total = (self.empty(grid.queries) for _ in range(3))
+        call.lse, call.peak, call.total = (a.ctypes.data for a in (lse, peak, total))
+        found: dict[str, Any] = {"max_score": None, "entropy": None}
+        if problem.want is not None:
+            found = self.want(problem.want)
+        call.forward(isa, self.threads())
+        if problem.want is not None and problem.want.map is not None:
+            self.divide(found["map"])
+        if "queries" in found:  # in the order asked for, and as often
+            indices, rows = found["queries"]
+            found["queries"] = Rows(indices, np.ascontiguousarray(rows[..., self.picks, :]))
+        found = {name: self.given(value) for name, value in found.items()}
+        observed = Observed(output=output, lse=self.given(lse), kernel="compiled", **found)
+        return Ran(observed, self.given(peak), self.given(total))
+
+    def want(self, want: Want) -> dict[str, Any]:
+        """Room for what is wanted, told to the kernel."""
+        call, grid = self.call, self.grid
+        largest, entropy = self.empty(grid.queries), self.empty(grid.queries)
+        call.want_rows(largest.ctypes.data, entropy.ctypes.data)
+        found: dict[str, Any] = {"max_score": largest, "entropy": entropy}
+        if want.top is not None:
+            weights = self.empty(grid.queries, want.top, zero=True)
+            indices = self.empty(grid.queries, want.top, dtype=np.int64)
+            indices.fill(-1)
+            call.want_top(want.top, weights.ctypes.data, indices.ctypes.data)
+            found["top"] = Top(indices, weights)
+        if want.received is not None:
+            found["received"] = self.empty(grid.keys, zero=True)
+            call.want_received(grid.queries - want.received, found["received"].ctypes.data)
+        if want.map is not None:
+            rows, columns = min(want.map[0], grid.queries), min(want.map[1], grid.keys)
+            found["map"] = Map(*(self.empty(rows, columns, zero=True) for _ in range(2)))
+            if rows and columns:
+                call.want_map(rows, columns, *(a.ctypes.data for a in found["map"]))
+        if want.queries is not None or want.weights:
+            self.want_weights(want, found)
+        return found
+
+    def want_weights(self, want: Want, found: dict[str, Any]) -> None:
+        """Room for whole rows: those of some queries, or all."""
+        grid = self.grid
+        chosen = range(grid.queries) if want.weights else sorted(set(want.queries or ()))
+        slots = np.full(grid.queries, -1, np.int64)
+        slots[list(chosen)] = np.arange(len(chosen))
+        rows = self.empty(len(chosen), grid.keys, zero=True)
+        if len(chosen):
+            self.call.want_weights(slots, len(chosen), rows.ctypes.data)
+        if want.weights:
+            found["weights"] = rows
+        if want.queries is not None:
+            found["queries"] = Rows(np.asarray(want.queries, np.int64), rows)
+            self.picks = slots[list(want.queries)]
+
+    def divide(self, pooled: Map) -> None:
+        """Sums over the cells of a map become means."""
+        sizes = [
+            [len(part) for part in bins(n, most)]
+            for n, most in zip(self.grid.shape[-2:], pooled.mean.shape[-2:], strict=True)
+        ]
+        pooled.mean[...] /= np.multiply.outer(*map(np.asarray, sizes)).reshape(pooled.mean.shape[-2:])
+
+    def threads(self) -> int:
+        """One thread for a call that ends before a second would have started."""
+        grid, problem = self.grid, self.problem
+        work = self.batch * grid.heads * grid.queries * grid.keys * (problem.q.shape[-1] + problem.width)
+        return threads() if work > SMALL_WORK else 1
+
+    def backward(self, isa: str, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
+        """Run the backward kernel; gradients are shaped as q, k and v, sums over broadcast batch axes included."""
+        problem, call, grid = self.problem, self.call, self.grid
+        call.dout, call.out = self.view(dout), self.view(output)
+        for name, array in (("peak", peak), ("total", total)):
+            array = np.ascontiguousarray(to_numpy(array))
+            self.kept.append(array)
+            setattr(call, name, array.ctypes.data)
+        found = []
+        for name, like in (("dq", problem.q), ("dk", problem.k), ("dv", problem.v)):
+            gradient = self.output_like(like, (*grid.batch, *like.shape[-3:]))
+            setattr(call, name, self.view(gradient))
+            found.append(gradient)
+        dsinks = self.empty(zero=True)
+        call.dsinks = dsinks.ctypes.data
+        call.backward(isa, self.threads())
+        dq, dk, dv = (
+            summed(gradient, like) for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
+        )
+        by_head = None if problem.sinks is None else self.given(dsinks.reshape(-1, grid.heads).sum(0))
+        return Gradients(dq, dk, dv, None, by_head)
+
+
+def summed(gradient: Array, like: Array) -> Array:
+    """The sum over batch axes that were broadcast."""
+    for axis, (have, want) in enumerate(zip(gradient.shape, like.shape, strict=True)):
+        if have != want:
+            gradient = gradient.sum(axis, keepdims=True)
+    return gradient
+
+
+compiled = Compiled()

@@ -1,0 +1,117 @@
+// The tiled kernel: score, softmax, accumulate, tile after tile, for a block of queries; then divide and write.
+#pragma once
+#include "observe.h"
+#include "score.h"
+#include "softmax.h"
+
+namespace clearhead {
+namespace CLEARHEAD_ISA {
+
+// What a thread needs for one block of queries; made once and used again.
+template <class T> struct Workspace {
+  std::vector<T> q, s, values, clean, scratch;
+  std::vector<Rows<T>> rows;
+
+  explicit Workspace(const Call& call) {
+    constexpr int panel = kPanel<T>;
+    q.resize(kPanels * panel * call.features);
+    s.resize((kTile + kRows) * panel);
+    values.resize(kPanels * panel * rounded(call.width, kRows));
+    scratch.resize(panel * std::max(call.features, call.width));
+    rows.resize(kPanels);
+  }
+
+  // The values of keys [j0, j1) with zeros for keys that no query of the panel may see: zero weight times NaN is NaN.
+  const T* blanked(const Call& call, const Packed<T>& packed, const uint8_t* allowed, int64_t j0, int64_t j1) {
+    constexpr int panel = kPanel<T>;
+    const int64_t blocks = rounded(call.width, kRows) / kRows, count = j1 - j0;
+    clean.resize(blocks * kTile * kRows);
+    for (int64_t j = 0; j < count; ++j) {
+      const bool seen = std::any_of(allowed + j * panel, allowed + (j + 1) * panel, [](uint8_t a) { return a; });
+      for (int64_t i = 0; i < blocks; ++i)
+        for (int c = 0; c < kRows; ++c)
+          clean[i * kTile * kRows + j * kRows + c] = seen ? packed.v[i * packed.value_stride + (j0 + j) * kRows + c] : T(0);
+    }
+    return clean.data();
+  }
+};
+
+// values[feature][query] += weights[key][query] · v[key][feature], for one panel.
+template <class T>
+inline void accumulate(const Call& call, const Packed<T>& packed, Workspace<T>& work, const Scorer<T>& scorer,
+                       const T* weights, int64_t j0, int64_t j1, T* values) {
+  const int64_t blocks = rounded(call.width, kRows) / kRows;
+  const T* v = packed.v.data() + j0 * kRows;
+  int64_t stride = packed.value_stride;
+  if (scorer.mixed && packed.any_odd) {
+    v = work.blanked(call, packed, scorer.allowed(), j0, j1);
+    stride = kTile * kRows;
+  }
+  product<T, true>(v, blocks, weights, j1 - j0, stride, values);
+}
+
+// Divide by the denominator, and write output, log-sum-exp and the rest of what each row has one of.
+template <class T>
+inline void finish(const Call& call, Rows<T>& rows, const Units<T>& units, const T* values, T* scratch, int64_t b,
+                   int64_t h, int64_t i0, int64_t i1) {
+  constexpr int panel = kPanel<T>;
+  T share[panel];
+  for (int64_t i = i0; i < i1; ++i) {
+    const int lane = int(i - i0);
+    const Ending<T> end = ending<T>(rows.largest[lane], rows.total[lane], rows.weighted[lane], units, sink_of(call, h));
+    write_ending<T>(call, units, call.row_of(b, h) + i, rows.largest[lane], end);
+    share[lane] = end.share;
+    rows.total[lane] = end.total;
+  }
+  unpack_rows<T>(values, panel, i1 - i0, call.width, share, scratch, call.out, b, h, i0);
+  // the panel's rows past the last query have no weights
+  for (int lane = int(i1 - i0); lane < panel; ++lane) rows.total[lane] = 0;
+}
+
+// Queries [first, last) of one head, at most kPanels panels of them.
+template <class T>
+void forward_block(const Call& call, const Packed<T>& packed, int64_t b, int64_t h, int64_t first, int64_t last,
+                   Workspace<T>& work, Observer<T>* observer) {
+  constexpr int panel = kPanel<T>;
+  Scorer<T> scorer(call, b, h);
+  scorer.remember = packed.any_odd;
+  const int64_t depth = rounded(call.width, kRows) * panel;
+  pack_rows<T>(call.q, b, h, first, last - first, call.features, panel, work.scratch.data(), work.q.data());
+  std::fill(work.values.begin(), work.values.end(), T(0));
+  for (auto& rows : work.rows) rows = Rows<T>();
+  const bool entropy = call.wanted.entropy != nullptr;
+
+  for (int look = 0; look < (observer ? 2 : 1); ++look) {
+    for (int64_t tile = 0; tile < call.keys; tile += kTile) {
+      for (int64_t i0 = first; i0 < last; i0 += panel) {
+        const int64_t i1 = std::min(i0 + panel, last), place = (i0 - first) / panel;
+        const Span span = scorer.mask.span(i0, i1);
+        const int64_t j0 = std::max(tile, span.low / kRows * kRows);
+        const int64_t j1 = std::min({tile + kTile, span.high, call.keys});
+        if (j0 >= j1) continue;
+        const T* q = work.q.data() + place * panel * call.features;
+        if (!scorer.score(q, packed.k.data() + j0 * call.features, i0, i1, j0, j1, work.s.data())) continue;
+        T* values = work.values.data() + place * depth;
+        Rows<T>& rows = work.rows[place];
+        if (look == 0) {
+          rows.exponentiate(work.s.data(), j1 - j0, scorer.units.factor, entropy, values, call.width);
+          accumulate(call, packed, work, scorer, work.s.data(), j0, j1, values);
+        } else {
+          rows.weigh(work.s.data(), j1 - j0, scorer.units.factor);
+          observer->see(work.s.data(), i0, i1, j0, j1);
+        }
+      }
+      if (look == 1) observer->end_tile(tile, std::min(tile + kTile, call.keys));
+    }
+    if (look == 0)
+      for (int64_t i0 = first; i0 < last; i0 += panel) {
+        const int64_t place = (i0 - first) / panel;
+        finish(call, work.rows[place], scorer.units, work.values.data() + place * depth, work.scratch.data(), b, h,
+               i0, std::min(i0 + panel, last));
+      }
+  }
+  if (observer) observer->end_rows(first, last);
+}
+
+}  // namespace CLEARHEAD_ISA
+}  // namespace clearhead

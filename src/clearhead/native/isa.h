@@ -1,0 +1,118 @@
+// The one small vector type that everything else is written in; each instruction set has its own.
+//
+// `Vec<T>` holds `kLanes<T>` numbers. A panel is `kVecs` of them side by side: `kPanel<T>` queries in one register row. A
+// block is `kRows` keys or features. kRows × kVecs accumulators fit into the registers, with room for what feeds them.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(CLEARHEAD_NEON)
+#include <arm_neon.h>
+#elif defined(CLEARHEAD_AVX2) || defined(CLEARHEAD_AVX512)
+#include <immintrin.h>
+#endif
+
+namespace clearhead {
+namespace CLEARHEAD_ISA {
+
+#if defined(CLEARHEAD_AVX512)
+constexpr int kBytes = 64, kVecs = 3, kRows = 8;
+#elif defined(CLEARHEAD_AVX2)
+constexpr int kBytes = 32, kVecs = 2, kRows = 6;
+#elif defined(CLEARHEAD_NEON)
+constexpr int kBytes = 16, kVecs = 3, kRows = 8;
+#else
+constexpr int kBytes = 16, kVecs = 2, kRows = 4;
+#endif
+
+template <class T> constexpr int kLanes = kBytes / int(sizeof(T));
+template <class T> constexpr int kPanel = kVecs * kLanes<T>;
+
+template <class T> struct Bits;
+template <> struct Bits<float> { using type = int32_t; };
+template <> struct Bits<double> { using type = int64_t; };
+
+// GCC's and Clang's vector types: + − × compile to the instruction set's own, and × then + to a fused multiply-add.
+template <class T> struct VecOf {
+  typedef T type __attribute__((vector_size(kBytes), aligned(sizeof(T)), may_alias));
+  typedef typename Bits<T>::type bits __attribute__((vector_size(kBytes), aligned(sizeof(T)), may_alias));
+};
+template <class T> using Vec = typename VecOf<T>::type;
+template <class T> using BitVec = typename VecOf<T>::bits;
+
+template <class T> inline Vec<T> load(const T* p) { return *reinterpret_cast<const Vec<T>*>(p); }
+template <class T> inline void store(T* p, Vec<T> v) { *reinterpret_cast<Vec<T>*>(p) = v; }
+template <class T> inline Vec<T> all(T x) { return x - Vec<T>{}; }
+
+// The larger of two; NaN in the second is kept.
+#if defined(CLEARHEAD_NEON)
+inline Vec<float> max(Vec<float> a, Vec<float> b) { return vmaxq_f32(a, b); }
+inline Vec<double> max(Vec<double> a, Vec<double> b) { return vmaxq_f64(a, b); }
+#elif defined(CLEARHEAD_AVX512)
+inline Vec<float> max(Vec<float> a, Vec<float> b) { return _mm512_max_ps(a, b); }
+inline Vec<double> max(Vec<double> a, Vec<double> b) { return _mm512_max_pd(a, b); }
+#elif defined(CLEARHEAD_AVX2)
+inline Vec<float> max(Vec<float> a, Vec<float> b) { return _mm256_max_ps(a, b); }
+inline Vec<double> max(Vec<double> a, Vec<double> b) { return _mm256_max_pd(a, b); }
+#else
+template <class V> inline V max(V a, V b) { return a > b ? a : b; }
+#endif
+
+// a · b + c with c read from memory. A NEON multiply-add overwrites c: read anew, it costs a load, for which there is room,
+// and not a copy, for which the multipliers would wait.
+template <class T> inline Vec<T> fma(Vec<T> a, Vec<T> b, const T* c) {
+#if defined(CLEARHEAD_NEON)
+  Vec<T> sum;
+  asm volatile("ldr %q0, %1" : "=w"(sum) : "m"(*reinterpret_cast<const Vec<T>*>(c)));
+  return sum + a * b;
+#else
+  return a * b + load<T>(c);
+#endif
+}
+
+// A number in every lane, in memory.
+template <class T> struct Spread {
+  alignas(kBytes) T at[kLanes<T>];
+  constexpr Spread(T x) : at() {
+    for (int i = 0; i < kLanes<T>; ++i) at[i] = x;
+  }
+};
+
+template <class T> inline T sum(Vec<T> v) {
+  T total = 0;
+  for (int i = 0; i < kLanes<T>; ++i) total += v[i];
+  return total;
+}
+
+// 2^x of several vectors, in place: exact at whole numbers, within an ulp or so elsewhere, 0 for what is too small for a
+// normal number and for −inf. They go step by step together, since each step waits for the one before. `limited` is x in
+// the range in which it was used, so that x · 2^x is 0 and not NaN for −inf.
+template <class T, int count> inline void exp2(Vec<T>* x, Vec<T>* limited) {
+  constexpr bool wide = sizeof(T) == 8;
+  constexpr int shift = wide ? 52 : 23, degree = wide ? 13 : 5;
+  constexpr T bias = wide ? T(1023) : T(127);
+  // adding 1.5 · 2^shift rounds to a whole number and leaves it in the low bits; the exponent's bias rides along
+  constexpr T magic = (wide ? T(6755399441055744.0) : T(12582912.0)) + bias;
+  static constexpr Spread<T> taylor[] = {T(1.0), T(0.6931471805599453), T(0.24022650695910072), T(0.05550410866482158),
+                                         T(0.009618129107628477), T(0.0013333558146428443), T(0.00015403530393381608),
+                                         T(1.525273380405984e-05), T(1.3215486790144307e-06), T(1.0178086009239699e-07),
+                                         T(7.054911620801121e-09), T(4.445538271870812e-10),
+                                         T(2.567843599348820e-11), T(1.369148885390412e-12)};
+  // the best fit to 2^f on [−1/2, 1/2] in relative error (9e-8) with the constant held at 1
+  static constexpr Spread<T> fitted[] = {T(1.0), T(0.69314698), T(0.24022242), T(0.05550734), T(0.00967151), T(0.00132647)};
+  const Spread<T>* c = wide ? taylor : fitted;
+  Vec<T> whole[count], f[count], p[count];
+  for (int i = 0; i < count; ++i) limited[i] = max(all<T>(-bias), x[i]);
+  for (int i = 0; i < count; ++i) whole[i] = limited[i] + magic;
+  for (int i = 0; i < count; ++i) f[i] = limited[i] - (whole[i] - magic);  // −1/2 … 1/2
+  for (int i = 0; i < count; ++i) p[i] = fma<T>(all<T>(c[degree].at[0]), f[i], c[degree - 1].at);
+  for (int power = degree - 2; power >= 0; --power)
+    for (int i = 0; i < count; ++i) p[i] = fma<T>(p[i], f[i], c[power].at);
+  for (int i = 0; i < count; ++i) {
+    const BitVec<T> power = reinterpret_cast<const BitVec<T>&>(whole[i]) << shift;
+    x[i] = p[i] * reinterpret_cast<const Vec<T>&>(power);
+  }
+}
+
+}  // namespace CLEARHEAD_ISA
+}  // namespace clearhead

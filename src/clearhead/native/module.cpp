@@ -1,0 +1,136 @@
+// The door to Python: a Call is filled in field by field, then run without the interpreter's lock.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+
+#include "kernel.h"
+
+namespace nb = nanobind;
+using namespace clearhead;
+
+namespace {
+
+template <class T> using Array = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
+
+template <class T> std::vector<T> copied(const Array<T>& array) {
+  return std::vector<T>(array.data(), array.data() + array.size());
+}
+
+void* pointer(uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+View view(uintptr_t address, int type, Array<int64_t> batch, int64_t head, int64_t row, int64_t col) {
+  return View{static_cast<char*>(pointer(address)), type, copied(batch), head, row, col};
+}
+
+const Kernel* chosen(const std::string& name) {
+  std::vector<const Kernel*> able;
+#if defined(CLEARHEAD_HAS_NEON)
+  able.push_back(neon::kernel());
+#endif
+#if defined(CLEARHEAD_HAS_X86)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) able.push_back(avx512::kernel());
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) able.push_back(avx2::kernel());
+#endif
+  able.push_back(portable::kernel());
+  if (name.empty()) return able.front();
+  for (const Kernel* kernel : able)
+    if (name == kernel->name) return kernel;
+  return nullptr;
+}
+
+template <auto Field> void set_pointer(nb::class_<Call>& call, const char* name) {
+  call.def_prop_rw(
+      name, [](const Call& c) { return reinterpret_cast<uintptr_t>(c.*Field); },
+      [](Call& c, uintptr_t address) { c.*Field = static_cast<std::decay_t<decltype(c.*Field)>>(pointer(address)); });
+}
+
+void run(const Call& call, const std::string& isa, int threads, bool back) {
+  const Kernel* kernel = chosen(isa);
+  if (!kernel) throw std::invalid_argument("this machine does not have the instruction set " + isa);
+  nb::gil_scoped_release released;
+  (back ? kernel->backward : kernel->forward)(call, threads);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "The compiled kernel: see clearhead.kernels.compiled.";
+
+  nb::class_<View>(m, "View")
+      .def("__init__", [](View* self, uintptr_t address, int type, Array<int64_t> batch, int64_t head, int64_t row,
+                          int64_t col) { new (self) View(view(address, type, batch, head, row, col)); });
+
+  nb::class_<MaskNode>(m, "MaskNode")
+      .def(nb::init<>())
+      .def_rw("kind", &MaskNode::kind)
+      .def_rw("left", &MaskNode::left)
+      .def_rw("right", &MaskNode::right)
+      .def_rw("back", &MaskNode::back)
+      .def_rw("ahead", &MaskNode::ahead)
+      .def_rw("block", &MaskNode::block)
+      .def_rw("key_blocks", &MaskNode::key_blocks)
+      .def_rw("array", &MaskNode::array)
+      .def("set_offset", [](MaskNode& n, Array<int64_t> a) { n.offset = copied(a); })
+      .def("set_count", [](MaskNode& n, Array<int64_t> a) { n.count = copied(a); })
+      .def("set_ids", [](MaskNode& n, Array<int64_t> q, Array<int64_t> k) { n.query_ids = copied(q), n.key_ids = copied(k); })
+      .def("set_flags",
+           [](MaskNode& n, Array<uint8_t> q, Array<uint8_t> k) { n.query_flags = copied(q), n.key_flags = copied(k); })
+      .def("set_table", [](MaskNode& n, Array<uint8_t> t) { n.table = copied(t); });
+
+  nb::class_<Call> call(m, "Call");
+  call.def(nb::init<>())
+      .def("set_sizes",
+           [](Call& c, int64_t batch, int64_t heads, int64_t key_heads, int64_t queries, int64_t keys, int64_t features,
+              int64_t width) {
+             c.batch = batch, c.heads = heads, c.key_heads = key_heads;
+             c.queries = queries, c.keys = keys, c.features = features, c.width = width;
+           })
+      .def_rw("scale", &Call::scale)
+      .def_rw("softcap", &Call::softcap)
+      .def_rw("wide", &Call::wide)
+      .def_rw("q", &Call::q)
+      .def_rw("k", &Call::k)
+      .def_rw("v", &Call::v)
+      .def_rw("out", &Call::out)
+      .def_rw("dout", &Call::dout)
+      .def_rw("dq", &Call::dq)
+      .def_rw("dk", &Call::dk)
+      .def_rw("dv", &Call::dv)
+      .def("set_mask", [](Call& c, const std::vector<MaskNode>& nodes) { c.mask = nodes; })
+      .def("set_bias_array", [](Call& c, const View& array) { c.bias.array = array; })
+      .def("set_bias_by_distance",
+           [](Call& c, Array<double> table, int64_t length, int64_t centre, Array<int64_t> offset) {
+             c.bias.by_distance = copied(table), c.bias.offset = copied(offset);
+             c.bias.length = length, c.bias.centre = centre;
+           })
+      .def("set_sinks", [](Call& c, Array<double> sinks) { c.sinks = copied(sinks); })
+      .def("want_rows", [](Call& c, uintptr_t largest, uintptr_t entropy) {
+        c.wanted.max_score = pointer(largest), c.wanted.entropy = pointer(entropy);
+      })
+      .def("want_top", [](Call& c, int64_t top, uintptr_t weights, uintptr_t indices) {
+        c.wanted.top = top, c.wanted.top_weights = pointer(weights);
+        c.wanted.top_indices = static_cast<int64_t*>(pointer(indices));
+      })
+      .def("want_received", [](Call& c, int64_t first, uintptr_t received) {
+        c.wanted.received_from = first, c.wanted.received = pointer(received);
+      })
+      .def("want_map", [](Call& c, int64_t rows, int64_t columns, uintptr_t mean, uintptr_t top) {
+        c.wanted.map_rows = rows, c.wanted.map_columns = columns;
+        c.wanted.map_mean = pointer(mean), c.wanted.map_max = pointer(top);
+      })
+      .def("want_weights", [](Call& c, Array<int64_t> slots, int64_t count, uintptr_t rows) {
+        c.wanted.row_slot = copied(slots), c.wanted.row_count = count, c.wanted.rows = pointer(rows);
+      })
+      .def("forward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, false); })
+      .def("backward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, true); });
+  set_pointer<&Call::lse>(call, "lse");
+  set_pointer<&Call::peak>(call, "peak");
+  set_pointer<&Call::total>(call, "total");
+  set_pointer<&Call::dsinks>(call, "dsinks");
+
+  m.def("instruction_set", [] { return std::string(chosen("")->name); });
+  m.def("has", [](const std::string& name) { return chosen(name) != nullptr; });
+}

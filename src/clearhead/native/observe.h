@@ -1,0 +1,160 @@
+// What was attended to, gathered from weights[key][query] tile by tile: received, map, top, whole rows.
+#pragma once
+#include "score.h"
+
+namespace clearhead {
+namespace CLEARHEAD_ISA {
+
+// One observer watches a chunk of queries of one head. Rows are written where they belong; what is summed over queries
+// (received, map) is kept apart for each chunk and added up in the order of chunks, so that the result is the same bit by
+// bit whatever the number of threads.
+template <class T> class Observer {
+ public:
+  static constexpr int panel = kPanel<T>, lanes = kLanes<T>;
+
+  Observer(const Call& call, int64_t b, int64_t h, int64_t first, int64_t last)
+      : call_(call), want_(call.wanted), b_(b), h_(h), first_(first) {
+    if (want_.received) {
+      received_.assign(call.keys, T(0));
+      tile_.assign(kTile * panel, T(0));
+    }
+    if (want_.map_rows) {
+      first_bin_ = bin(first);
+      const int64_t bins = bin(last - 1) - first_bin_ + 1;
+      sums_.assign(bins * want_.map_columns, T(0));
+      tops_.assign(bins * want_.map_columns, T(0));
+    }
+  }
+
+  void see(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+    if (want_.received && i1 > want_.received_from) receive(weights, i0, j0, j1);
+    if (want_.map_rows) pool(weights, i0, i1, j0, j1);
+    if (want_.top) rank(weights, i0, i1, j0, j1);
+    if (want_.row_count) copy(weights, i0, i1, j0, j1);
+  }
+
+  // All panels have shown their weights for keys [j0, j1).
+  void end_tile(int64_t j0, int64_t j1) {
+    if (!want_.received) return;
+    for (int64_t j = j0; j < j1; ++j) {
+      Vec<T> total{};
+      for (int x = 0; x < kVecs; ++x) total += load<T>(&tile_[(j - j0) * panel + x * lanes]);
+      received_[j] += sum<T>(total);
+    }
+    std::fill(tile_.begin(), tile_.end(), T(0));
+  }
+
+  void end_rows(int64_t, int64_t) {}
+
+  // Add what this chunk summed to the results; chunks of a head come in order.
+  void add() const {
+    const int64_t head = b_ * call_.heads + h_;
+    if (want_.received) {
+      T* out = static_cast<T*>(want_.received) + head * call_.keys;
+      for (int64_t j = 0; j < call_.keys; ++j) out[j] += received_[j];
+    }
+    if (want_.map_rows) {
+      const int64_t at = (head * want_.map_rows + first_bin_) * want_.map_columns;
+      T* mean = static_cast<T*>(want_.map_mean) + at;
+      T* top = static_cast<T*>(want_.map_max) + at;
+      for (size_t x = 0; x < sums_.size(); ++x) {
+        mean[x] += sums_[x];
+        top[x] = std::max(top[x], tops_[x]);
+      }
+    }
+  }
+
+ private:
+  int64_t bin(int64_t i) const { return i * want_.map_rows / call_.queries; }
+
+  void receive(const T* weights, int64_t i0, int64_t j0, int64_t j1) {
+    T counts[panel];
+    for (int x = 0; x < panel; ++x) counts[x] = i0 + x >= want_.received_from ? T(1) : T(0);
+    T* tile = tile_.data() + (j0 % kTile) * panel;
+    for (int64_t k = 0; k < j1 - j0; ++k)
+      for (int x = 0; x < panel; x += lanes)
+        store<T>(tile + k * panel + x, load<T>(tile + k * panel + x) + load<T>(weights + k * panel + x) * load<T>(counts + x));
+  }
+
+  void pool(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+    const int64_t columns = want_.map_columns;
+    for (int64_t j = j0; j < j1;) {
+      const int64_t column = j * columns / call_.keys;
+      const int64_t end = std::min(j1, ((column + 1) * call_.keys + columns - 1) / columns);
+      Vec<T> total[kVecs], top[kVecs];
+      for (int x = 0; x < kVecs; ++x) total[x] = top[x] = Vec<T>{};
+      for (; j < end; ++j)
+        for (int x = 0; x < kVecs; ++x) {
+          const Vec<T> w = load<T>(weights + (j - j0) * panel + x * lanes);
+          total[x] += w;
+          top[x] = max(top[x], w);
+        }
+      for (int64_t i = i0; i < i1; ++i) {
+        const int lane = int(i - i0);
+        const int64_t at = (bin(i) - first_bin_) * columns + column;
+        sums_[at] += total[lane / lanes][lane % lanes];
+        tops_[at] = std::max(tops_[at], top[lane / lanes][lane % lanes]);
+      }
+    }
+  }
+
+  void rank(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+    constexpr int64_t step = 8;  // keys looked at together before anything is compared one by one
+    T least[panel];
+    for (int x = 0; x < panel; ++x) least[x] = std::numeric_limits<T>::infinity();
+    for (int64_t i = i0; i < i1; ++i) least[i - i0] = best(i)[want_.top - 1];
+    for (int64_t j = j0; j < j1; j += step) {
+      const int64_t end = std::min(j + step, j1);
+      T top[panel];
+      for (int x = 0; x < panel; x += lanes) {
+        Vec<T> most{};
+        for (int64_t k = j; k < end; ++k) most = max(most, load<T>(weights + (k - j0) * panel + x));
+        store<T>(top + x, most);
+      }
+      bool news = false;
+      for (int x = 0; x < panel; ++x) news |= top[x] > least[x];
+      if (!news) continue;
+      for (int x = 0; x < int(i1 - i0); ++x) {
+        if (!(top[x] > least[x])) continue;
+        for (int64_t k = j; k < end; ++k) {
+          const T w = weights[(k - j0) * panel + x];
+          if (w > least[x]) least[x] = insert(i0 + x, w, k);
+        }
+      }
+    }
+  }
+
+  T* best(int64_t i) const { return static_cast<T*>(want_.top_weights) + (call_.row_of(b_, h_) + i) * want_.top; }
+
+  // Put a weight into its place among the best of query i; the least of them comes back.
+  T insert(int64_t i, T weight, int64_t key) const {
+    T* weights = best(i);
+    int64_t* indices = want_.top_indices + (call_.row_of(b_, h_) + i) * want_.top;
+    int64_t place = want_.top - 1;
+    for (; place > 0 && weights[place - 1] < weight; --place) {
+      weights[place] = weights[place - 1];
+      indices[place] = indices[place - 1];
+    }
+    weights[place] = weight;
+    indices[place] = key;
+    return weights[want_.top - 1];
+  }
+
+  void copy(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
+    T* rows = static_cast<T*>(want_.rows) + (b_ * call_.heads + h_) * want_.row_count * call_.keys;
+    for (int64_t i = i0; i < i1; ++i) {
+      const int64_t slot = want_.row_slot[i];
+      if (slot < 0) continue;
+      for (int64_t j = j0; j < j1; ++j) rows[slot * call_.keys + j] = weights[(j - j0) * panel + (i - i0)];
+    }
+  }
+
+  const Call& call_;
+  const Wanted& want_;
+  const int64_t b_, h_, first_;
+  int64_t first_bin_ = 0;
+  std::vector<T> received_, tile_, sums_, tops_;
+};
+
+}  // namespace CLEARHEAD_ISA
+}  // namespace clearhead

@@ -1,0 +1,207 @@
+// Packing: the caller's numbers, in any type and with any strides, laid out in the order in which the product reads them.
+#pragma once
+#include <algorithm>
+#include <cmath>
+
+#include "isa.h"
+#include "problem.h"
+
+namespace clearhead {
+namespace CLEARHEAD_ISA {
+
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 0x3ff;
+  uint32_t bits;
+  if (exponent == 31) bits = sign | 0x7f800000 | (mantissa << 13);
+  else if (exponent) bits = sign | ((exponent + 112) << 23) | (mantissa << 13);
+  else {  // zero and numbers too small for a normal half are mantissa · 2^−24
+    const float small = float(mantissa) * 5.9604644775390625e-08f;
+    std::memcpy(&bits, &small, 4);
+    bits |= sign;
+  }
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+inline uint16_t float_to_half(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  const uint16_t sign = (bits >> 16) & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return sign | 0x7e00;                     // NaN
+  if (magnitude >= 0x477ff000) return sign | 0x7c00;                    // rounds past the largest half: inf
+  if (magnitude < 0x38800000) {                                         // below the smallest normal half
+    const float scaled = std::nearbyint(std::fabs(f) * 16777216.0f);    // in units of 2^−24
+    return sign | uint16_t(scaled);
+  }
+  const uint32_t rounded = magnitude + 0xfff + ((magnitude >> 13) & 1);  // to nearest, ties to even
+  return sign | uint16_t((rounded - 0x38000000) >> 13);
+}
+
+inline float bfloat_to_float(uint16_t h) {
+  const uint32_t bits = uint32_t(h) << 16;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+inline uint16_t float_to_bfloat(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16) | 0x40;
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+template <class T> inline T read(const char* p, int type) {
+  switch (type) {
+    case kFloat32: { float x; std::memcpy(&x, p, 4); return T(x); }
+    case kFloat64: { double x; std::memcpy(&x, p, 8); return T(x); }
+    case kFloat16: { uint16_t x; std::memcpy(&x, p, 2); return T(half_to_float(x)); }
+    default: { uint16_t x; std::memcpy(&x, p, 2); return T(bfloat_to_float(x)); }
+  }
+}
+
+template <class T> inline void write(char* p, int type, T value) {
+  switch (type) {
+    case kFloat32: { const float x = float(value); std::memcpy(p, &x, 4); break; }
+    case kFloat64: { const double x = double(value); std::memcpy(p, &x, 8); break; }
+    case kFloat16: { const uint16_t x = float_to_half(float(value)); std::memcpy(p, &x, 2); break; }
+    default: { const uint16_t x = float_to_bfloat(float(value)); std::memcpy(p, &x, 2); break; }
+  }
+}
+
+// One row of `count` numbers, converted.
+template <class T> inline void read_row(const char* p, int type, int64_t stride, int64_t count, T* out) {
+  if (stride == int64_t(sizeof(T)) && type == (sizeof(T) == 4 ? kFloat32 : kFloat64)) {
+    std::memcpy(out, p, count * sizeof(T));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) out[i] = read<T>(p + i * stride, type);
+}
+
+// Four rows of four numbers, turned: out[column · stride + row] = in[row][column].
+template <class T> inline void turn4(const T* const* rows, int64_t column, T* out, int64_t stride) {
+  if constexpr (sizeof(T) == 4) {
+    typedef float F4 __attribute__((vector_size(16), aligned(4), may_alias));
+    typedef int32_t I4 __attribute__((vector_size(16)));
+    F4 r[4];
+    for (int i = 0; i < 4; ++i) r[i] = *reinterpret_cast<const F4*>(rows[i] + column);
+    const F4 a = __builtin_shuffle(r[0], r[1], I4{0, 4, 1, 5}), b = __builtin_shuffle(r[2], r[3], I4{0, 4, 1, 5});
+    const F4 c = __builtin_shuffle(r[0], r[1], I4{2, 6, 3, 7}), d = __builtin_shuffle(r[2], r[3], I4{2, 6, 3, 7});
+    *reinterpret_cast<F4*>(out) = __builtin_shuffle(a, b, I4{0, 1, 4, 5});
+    *reinterpret_cast<F4*>(out + stride) = __builtin_shuffle(a, b, I4{2, 3, 6, 7});
+    *reinterpret_cast<F4*>(out + 2 * stride) = __builtin_shuffle(c, d, I4{0, 1, 4, 5});
+    *reinterpret_cast<F4*>(out + 3 * stride) = __builtin_shuffle(c, d, I4{2, 3, 6, 7});
+  } else {
+    for (int i = 0; i < 4; ++i)
+      for (int c = 0; c < 4; ++c) out[c * stride + i] = rows[i][column + c];
+  }
+}
+
+// out[column · width + row] = in[row][column] for `count` rows; `in` is row after row, `step` apart.
+template <class T> inline void turn(const T* const* rows, int64_t count, int64_t columns, T* out, int64_t width) {
+  int64_t r = 0;
+  for (; r + 4 <= count; r += 4) {
+    int64_t c = 0;
+    for (; c + 4 <= columns; c += 4) turn4<T>(rows + r, c, out + c * width + r, width);
+    for (; c < columns; ++c)
+      for (int i = 0; i < 4; ++i) out[c * width + r + i] = rows[r + i][c];
+  }
+  for (; r < count; ++r)
+    for (int64_t c = 0; c < columns; ++c) out[c * width + r] = rows[r][c];
+}
+
+// True where a row holds a number that is not finite.
+template <class T> inline bool is_odd(const T* row, int64_t count) {
+  using Word = typename Bits<T>::type;
+  constexpr Word exponent = sizeof(T) == 4 ? Word(0x7f800000) : Word(0x7ff0000000000000);
+  Word found = 0;
+  for (int64_t c = 0; c < count; ++c) {
+    Word bits;
+    std::memcpy(&bits, row + c, sizeof(T));
+    found |= (bits & exponent) == exponent;
+  }
+  return found != 0;
+}
+
+// The rows of a view, converted into `scratch` where they cannot be read as they lie; `scratch` has room for each.
+template <class T>
+inline void point_to_rows(const View& view, int64_t b, int64_t h, int64_t first, int64_t count, int64_t columns, T* scratch,
+                          const T** rows) {
+  const bool direct = view.col == int64_t(sizeof(T)) && view.type == (sizeof(T) == 4 ? kFloat32 : kFloat64);
+  for (int64_t r = 0; r < count; ++r) {
+    const char* at = view.at(b, h) + (first + r) * view.row;
+    rows[r] = reinterpret_cast<const T*>(at);
+    if (direct) continue;
+    read_row<T>(at, view.type, view.col, columns, scratch + r * columns);
+    rows[r] = scratch + r * columns;
+  }
+}
+
+// Rows [first, first + count) as panels: out[panel][column][row in panel], rows past the end zero. `width` rows a panel.
+// This is how queries go in (a panel wide) and keys (a block wide). `odd`, if given, learns which are not finite.
+template <class T>
+inline void pack_rows(const View& view, int64_t b, int64_t h, int64_t first, int64_t count, int64_t columns, int width,
+                      T* scratch, T* out, uint8_t* odd = nullptr) {
+  const T* rows[64];
+  for (int64_t p = 0; p < count; p += width) {
+    T* panel = out + p * columns;
+    const int64_t real = std::min<int64_t>(width, count - p);
+    if (real < width) std::fill(panel, panel + columns * width, T(0));
+    point_to_rows<T>(view, b, h, first + p, real, columns, scratch, rows);
+    turn<T>(rows, real, columns, panel, width);
+    if (odd)
+      for (int64_t r = 0; r < real; ++r) odd[p + r] |= is_odd<T>(rows[r], columns);
+  }
+}
+
+// Rows [first, first + count) as blocks of kRows columns: out[block][row][column in block], columns past the end zero.
+// This is how values go in. `stride` is the room for one block, rows × kRows.
+template <class T>
+inline void pack_columns(const View& view, int64_t b, int64_t h, int64_t first, int64_t count, int64_t columns,
+                         int64_t stride, T* scratch, T* out, uint8_t* odd = nullptr) {
+  const int64_t whole = columns / kRows;
+  for (int64_t r = 0; r < count; ++r) {
+    const T* row;
+    point_to_rows<T>(view, b, h, first + r, 1, columns, scratch, &row);
+    T* at = out + r * kRows;
+    for (int64_t i = 0; i < whole; ++i) std::memcpy(at + i * stride, row + i * kRows, kRows * sizeof(T));
+    for (int64_t c = whole * kRows; c < columns; ++c) at[whole * stride + c % kRows] = row[c];
+    for (int64_t c = columns; c % kRows; ++c) at[whole * stride + c % kRows] = T(0);
+    if (odd) odd[r] |= is_odd<T>(row, columns);
+  }
+}
+
+// A packed panel back into rows: out[row][column] = in[column][row] · factor[row], for `count` rows.
+template <class T>
+inline void unpack_rows(const T* panel, int width, int64_t count, int64_t columns, const T* factor, T* scratch,
+                        const View& view, int64_t b, int64_t h, int64_t first) {
+  const bool direct = view.col == int64_t(sizeof(T)) && view.type == (sizeof(T) == 4 ? kFloat32 : kFloat64);
+  const int64_t stride = direct ? view.row / int64_t(sizeof(T)) : columns;
+  char* base = view.at(b, h) + first * view.row;
+  T* out = direct ? reinterpret_cast<T*>(base) : scratch;
+  for (int64_t c = 0; c < columns; c += 4)
+    for (int64_t r = 0; r < count; r += 4) {
+      if (c + 4 <= columns && r + 4 <= count) {
+        T scaled[4][4];
+        const T* lines[4];
+        for (int i = 0; i < 4; ++i) {
+          for (int x = 0; x < 4; ++x) scaled[i][x] = panel[(c + i) * width + r + x] * factor[r + x];
+          lines[i] = scaled[i];
+        }
+        turn4<T>(lines, 0, out + r * stride + c, stride);
+      } else {
+        for (int64_t y = r; y < std::min(r + 4, count); ++y)
+          for (int64_t x = c; x < std::min(c + 4, columns); ++x) out[y * stride + x] = panel[x * width + y] * factor[y];
+      }
+    }
+  if (direct) return;
+  for (int64_t r = 0; r < count; ++r)
+    for (int64_t c = 0; c < columns; ++c) write<T>(base + r * view.row + c * view.col, view.type, out[r * stride + c]);
+}
+
+inline int64_t rounded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+}  // namespace CLEARHEAD_ISA
+}  // namespace clearhead

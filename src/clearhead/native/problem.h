@@ -1,0 +1,89 @@
+// One attention call as the kernels see it: views of the caller's arrays, a mask as a small tree, a bias, sizes.
+#pragma once
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace clearhead {
+
+enum Type : int { kFloat32, kFloat64, kFloat16, kBFloat16, kBool };
+
+// An array of (batch, head, row, column) in the caller's memory. Strides are in bytes and may be zero or negative; the
+// batch axes are flattened, and `batch[b]` is the byte offset of batch row b.
+struct View {
+  char* data = nullptr;
+  int type = kFloat32;
+  std::vector<int64_t> batch;
+  int64_t head = 0, row = 0, col = 0;
+
+  explicit operator bool() const { return data != nullptr; }
+  char* at(int64_t b, int64_t h) const { return data + batch[b] + h * head; }
+};
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 4;
+
+enum MaskKind : int { kBand, kBefore, kDocuments, kFlags, kBlocks, kArray, kAnd, kOr, kNot };
+
+// One node of a mask. Leaves look at positions; `kAnd`, `kOr` and `kNot` at nodes before them. The last node is the root.
+struct MaskNode {
+  int kind = kBand;
+  int left = -1, right = -1;
+  int64_t back = kNoLimit, ahead = kNoLimit;     // band: −back ≤ key − query − offset ≤ ahead
+  std::vector<int64_t> offset, count;            // one for each batch row
+  std::vector<int64_t> query_ids, key_ids;       // documents (batch, T) and (batch, S)
+  std::vector<uint8_t> query_flags, key_flags;   // global tokens (batch, T) and (S)
+  std::vector<uint8_t> table;                    // blocks: (query blocks, key blocks)
+  int64_t block = 1, key_blocks = 0;
+  View array;
+};
+
+// What is added to the scores: an array, or a number for each head and distance query − key.
+struct Bias {
+  View array;
+  std::vector<double> by_distance;  // (heads, length); entry query + offset − key + centre
+  int64_t length = 0, centre = 0;
+  std::vector<int64_t> offset;      // one for each batch row
+
+  explicit operator bool() const { return array || length > 0; }
+};
+
+// What to observe beyond the output; null pointers are not wanted. All are (batch, heads, …), in the working precision.
+struct Wanted {
+  void* max_score = nullptr;  // (T)
+  void* entropy = nullptr;    // (T)
+  int64_t top = 0;
+  void* top_weights = nullptr;    // (T, top)
+  int64_t* top_indices = nullptr; // (T, top)
+  int64_t received_from = 0;      // the first query that counts
+  void* received = nullptr;       // (S)
+  int64_t map_rows = 0, map_columns = 0;
+  void* map_mean = nullptr;  // (map_rows, map_columns)
+  void* map_max = nullptr;
+  std::vector<int64_t> row_slot;  // for each query, where its row goes in `rows`, or −1
+  int64_t row_count = 0;
+  void* rows = nullptr;  // (row_count, S)
+
+  bool second_look() const { return top || received || map_rows || row_count; }
+};
+
+struct Call {
+  int64_t batch = 0, heads = 0, key_heads = 0, queries = 0, keys = 0, features = 0, width = 0;
+  double scale = 1.0, softcap = 0.0;  // softcap 0: none
+  bool wide = false;                  // work in double
+  View q, k, v, out;
+  std::vector<MaskNode> mask;
+  Bias bias;
+  std::vector<double> sinks;  // one for each head; empty: none
+  void* lse = nullptr;        // (batch, heads, T)
+  void* peak = nullptr;
+  void* total = nullptr;
+  Wanted wanted;
+  // backward only
+  View dout, dq, dk, dv;
+  void* dsinks = nullptr;  // (batch, heads)
+
+  int64_t group() const { return heads / key_heads; }
+  int64_t row_of(int64_t b, int64_t h) const { return (b * heads + h) * queries; }
+};
+
+}  // namespace clearhead

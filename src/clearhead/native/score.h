@@ -1,0 +1,130 @@
+// Scores of one panel of queries against some keys, transposed: s[key][query]. Product, scale, softcap, bias, mask.
+#pragma once
+#include "mask.h"
+#include "micro.h"
+#include "pack.h"
+
+namespace clearhead {
+namespace CLEARHEAD_ISA {
+
+constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
+constexpr int64_t kTile = 512;      // keys in a tile: its scores stay in the first cache, its keys and values in the second
+constexpr int64_t kMaskStep = 32;   // keys for which a mask is decided at once inside a tile
+constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
+
+// How scores are kept until the exponential. Where a score is only a scaled product it stays unscaled, and the scale is
+// part of the one multiply-add before 2^x; else it is in nats.
+template <class T> struct Units {
+  bool raw;
+  T factor;    // to base-2 exponents
+  T to_score;  // to nats
+  explicit Units(const Call& call)
+      : raw(call.softcap == 0 && !call.bias && call.scale > 0),
+        factor(T(raw ? call.scale * kLog2e : kLog2e)),
+        to_score(T(raw ? call.scale : 1.0)) {}
+};
+
+// The keys and values of one batch row and key head, packed.
+template <class T> struct Packed {
+  std::vector<T> k;        // [key block][feature][kRows]
+  std::vector<T> v;        // [value block][key][kRows]
+  std::vector<uint8_t> odd;  // for each key: holds a number that is not finite
+  int64_t value_stride = 0;
+  bool any_odd = false;
+
+  void resize(const Call& call) {
+    k.resize(rounded(call.keys, kRows) * call.features);
+    value_stride = call.keys * kRows;
+    v.resize(rounded(call.width, kRows) / kRows * value_stride);
+    odd.assign(call.keys, 0);
+  }
+
+  // Keys [first, first + count); `first` is a multiple of kRows.
+  void pack(const Call& call, int64_t b, int64_t head, int64_t first, int64_t count, T* scratch) {
+    pack_rows<T>(call.k, b, head, first, count, call.features, kRows, scratch, k.data() + first * call.features, &odd[first]);
+    pack_columns<T>(call.v, b, head, first, count, call.width, value_stride, scratch, v.data() + first * kRows, &odd[first]);
+  }
+};
+
+template <class T> class Scorer {
+ public:
+  static constexpr int panel = kPanel<T>;
+
+  Scorer(const Call& call, int64_t b, int64_t h)
+      : call_(call), units(call), mask(call, b, h), b_(b), h_(h), allowed_(kTile * panel) {}
+
+  // s[key − j0][query − i0] for keys [j0, j1) and queries [i0, i1), j0 a multiple of kRows; false where nothing is
+  // allowed. `q` is the packed panel, `keys` the packed keys from j0 on. `mixed` says that some pairs are masked.
+  bool score(const T* q, const T* keys, int64_t i0, int64_t i1, int64_t j0, int64_t j1, T* s) {
+    const Verdict verdict = mask.decide(i0, i1, j0, j1);
+    mixed = verdict == kSome;
+    if (verdict == kNone) return false;
+    const int64_t blocks = (j1 - j0 + kRows - 1) / kRows;
+    product<T, false>(keys, blocks, q, call_.features, call_.features * kRows, s);
+    if (!units.raw) shape(i0, i1, j0, j1, s);
+    if (mixed) hide(i0, i1, j0, j1, s);
+    return true;
+  }
+
+  // Which pairs of the last mixed tile were allowed, in the layout of the scores.
+  const uint8_t* allowed() const { return allowed_.data(); }
+
+  // The derivative of the softcap at each score of a tile, times what is there already.
+  void uncap(const T* raw, int64_t count, T* gradient) const {
+    if (call_.softcap == 0) return;
+    for (int64_t x = 0; x < count * panel; ++x) {
+      const T slope = std::tanh(T(call_.scale) * raw[x] / T(call_.softcap));
+      gradient[x] *= T(1) - slope * slope;
+    }
+  }
+
+ private:
+  void shape(int64_t i0, int64_t i1, int64_t j0, int64_t j1, T* s) const {
+    const int64_t count = (j1 - j0) * panel;
+    const T scale = T(call_.scale), cap = T(call_.softcap);
+    for (int64_t x = 0; x < count; ++x) s[x] *= scale;
+    if (cap != 0)
+      for (int64_t x = 0; x < count; ++x) s[x] = cap * std::tanh(s[x] / cap);
+    const Bias& bias = call_.bias;
+    if (bias.length > 0) {
+      const double* table = &bias.by_distance[h_ * bias.length + bias.centre + bias.offset[b_]];
+      for (int64_t j = j0; j < j1; ++j)
+        for (int64_t i = i0; i < i1; ++i) s[(j - j0) * panel + (i - i0)] += T(table[i - j]);
+    } else if (bias.array) {
+      const char* base = bias.array.at(b_, h_);
+      for (int64_t i = i0; i < i1; ++i)
+        for (int64_t j = j0; j < j1; ++j)
+          s[(j - j0) * panel + (i - i0)] += read<T>(base + i * bias.array.row + j * bias.array.col, bias.array.type);
+    }
+  }
+
+  void hide(int64_t i0, int64_t i1, int64_t j0, int64_t j1, T* s) {
+    const T nothing = -std::numeric_limits<T>::infinity();
+    for (int64_t j = j0; j < j1; j += kMaskStep) {
+      const int64_t end = std::min(j + kMaskStep, j1), count = (end - j) * panel;
+      uint8_t* allowed = allowed_.data() + (j - j0) * panel;
+      T* scores = s + (j - j0) * panel;
+      const Verdict verdict = mask.decide(i0, i1, j, end);
+      if (verdict != kSome && (remember || verdict == kNone)) std::fill(allowed, allowed + count, uint8_t(verdict == kAll));
+      if (verdict == kAll) continue;
+      if (verdict == kSome && i1 - i0 < panel) std::fill(allowed, allowed + count, uint8_t(0));
+      if (verdict == kSome) mask.tile(i0, i1, j, end, panel, allowed);
+      for (int64_t x = 0; x < count; ++x) scores[x] = allowed[x] ? scores[x] : nothing;
+    }
+  }
+
+  const Call& call_;
+
+ public:
+  const Units<T> units;
+  const Mask mask;
+  bool mixed = false;
+  bool remember = false;  // `allowed` is wanted
+
+ private:
+  const int64_t b_, h_;
+  std::vector<uint8_t> allowed_;
+};
+
+}  // namespace CLEARHEAD_ISA
+}  // namespace clearhead

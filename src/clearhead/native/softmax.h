@@ -1,0 +1,136 @@
+// The running softmax of one panel: the largest score, the total and the entropy's sum of each query.
+#pragma once
+#include <cmath>
+
+#include "score.h"
+
+namespace clearhead {
+namespace CLEARHEAD_ISA {
+
+// What a row ends with, the sink counted in: a weight is 2^((score − largest) · factor) · share, and total is 1 / share.
+template <class T> struct Ending { T total, share, lse, entropy; };
+
+// Sums relative to the largest score so far, which is subtracted before the factor is applied: the largest key's weight is
+// then exactly 1 before it is divided, and scores of 10⁴ lose no digits.
+template <class T>
+inline Ending<T> ending(T largest, T total, T weighted, const Units<T>& units, double sink) {
+  constexpr T none = -std::numeric_limits<T>::infinity();
+  if (largest == none) return {T(0), T(0), sink == -std::numeric_limits<double>::infinity() ? none : T(sink), T(0)};
+  const T score = largest * units.to_score;
+  // the sink's part of the denominator, relative to the largest score; it may be far larger than all keys together
+  const T extra = T(std::exp(sink - double(score)));
+  const T denominator = total + extra, share = T(1) / denominator, logarithm = std::log(denominator);
+  return {denominator, share, score + logarithm, share * (total * logarithm - T(kLn2) * weighted)};
+}
+
+template <class T> struct Rows {
+  static constexpr int panel = kPanel<T>, lanes = kLanes<T>;
+  static constexpr T none = -std::numeric_limits<T>::infinity();
+  T largest[panel], total[panel], weighted[panel];
+
+  Rows() {
+    std::fill(largest, largest + panel, none);
+    std::fill(total, total + panel, T(0));
+    std::fill(weighted, weighted + panel, T(0));
+  }
+
+  // s[key][query] becomes 2^((s − largest) · factor), with the largest of all keys so far; totals and values follow it.
+  void exponentiate(T* s, int64_t count, T factor, bool entropy, T* values, int64_t width) {
+    Vec<T> top[kVecs];
+    for (int j = 0; j < kVecs; ++j) top[j] = load<T>(largest + j * lanes);
+    for (int64_t k = 0; k < count; ++k)
+      for (int j = 0; j < kVecs; ++j) top[j] = max(top[j], load<T>(s + k * panel + j * lanes));
+    move(top, factor, values, width);
+    T shift[panel];
+    shifts(shift);
+    Vec<T> sums[kVecs] = {}, spread[kVecs] = {};
+    if (entropy) run<true>(s, count, factor, shift, sums, spread);
+    else run<false>(s, count, factor, shift, sums, spread);
+    for (int j = 0; j < kVecs; ++j) {
+      store<T>(total + j * lanes, load<T>(total + j * lanes) + sums[j]);
+      store<T>(weighted + j * lanes, load<T>(weighted + j * lanes) + spread[j]);
+    }
+  }
+
+  // s[key][query] becomes the weight, once `largest` and `total` are final, the sink counted in.
+  void weigh(T* s, int64_t count, T factor) const {
+    T shift[panel], share[panel];
+    shifts(shift);
+    for (int x = 0; x < panel; ++x) share[x] = total[x] == 0 ? T(0) : T(1) / total[x];
+    for (int64_t k = 0; k < count; ++k) {
+      Vec<T> x[kVecs], limited[kVecs];
+      T* at = s + k * panel;
+      for (int j = 0; j < kVecs; ++j) x[j] = (load<T>(at + j * lanes) - load<T>(shift + j * lanes)) * factor;
+      exp2<T, kVecs>(x, limited);
+      for (int j = 0; j < kVecs; ++j) store<T>(at + j * lanes, x[j] * load<T>(share + j * lanes));
+    }
+  }
+
+ private:
+  // What is subtracted before the exponential: the largest score, or 0 where there is none yet.
+  void shifts(T* shift) const {
+    for (int x = 0; x < panel; ++x) shift[x] = largest[x] == none ? T(0) : largest[x];
+  }
+
+  // A larger score: what was summed so far is worth less.
+  void move(const Vec<T>* top, T factor, T* values, int64_t width) {
+    T worth[panel];
+    bool changed = false;
+    for (int x = 0; x < panel; ++x) {
+      const T now = top[x / lanes][x % lanes];
+      worth[x] = 1;
+      if (now == largest[x]) continue;
+      if (largest[x] != none) {
+        const T apart = (largest[x] - now) * factor;
+        worth[x] = std::exp2(apart);
+        weighted[x] = worth[x] * (weighted[x] + total[x] * apart);
+        total[x] *= worth[x];
+        changed = true;
+      }
+      largest[x] = now;
+    }
+    if (!changed) return;
+    for (int64_t c = 0; c < width; ++c)
+      for (int j = 0; j < kVecs; ++j) {
+        T* at = values + c * panel + j * lanes;
+        store<T>(at, load<T>(at) * load<T>(worth + j * lanes));
+      }
+  }
+
+  template <bool entropy>
+  static void run(T* s, int64_t count, T factor, const T* shift, Vec<T>* sums, Vec<T>* spread) {
+    int64_t k = 0;
+    for (; k + 2 <= count; k += 2) step<entropy, 2 * kVecs>(s + k * panel, factor, shift, sums, spread);
+    if (k < count) step<entropy, kVecs>(s + k * panel, factor, shift, sums, spread);
+  }
+
+  template <bool entropy, int many>
+  static void step(T* at, T factor, const T* shift, Vec<T>* sums, Vec<T>* spread) {
+    Vec<T> x[many], limited[many];
+    for (int j = 0; j < many; ++j) x[j] = (load<T>(at + j * lanes) - load<T>(shift + j % kVecs * lanes)) * factor;
+    exp2<T, many>(x, limited);
+    for (int j = 0; j < many; ++j) {
+      sums[j % kVecs] += x[j];
+      if (entropy) spread[j % kVecs] += x[j] * limited[j];
+      store<T>(at + j * lanes, x[j]);
+    }
+  }
+};
+
+// The logit of a head's sink; −inf where there is none.
+inline double sink_of(const Call& call, int64_t h) {
+  return call.sinks.empty() ? -std::numeric_limits<double>::infinity() : call.sinks[h];
+}
+
+// Everything that a row has one of.
+template <class T>
+inline void write_ending(const Call& call, const Units<T>& units, int64_t at, T largest, const Ending<T>& end) {
+  static_cast<T*>(call.lse)[at] = end.lse;
+  static_cast<T*>(call.peak)[at] = largest;
+  static_cast<T*>(call.total)[at] = end.total;
+  if (call.wanted.max_score) static_cast<T*>(call.wanted.max_score)[at] = largest * units.to_score;
+  if (call.wanted.entropy) static_cast<T*>(call.wanted.entropy)[at] = end.entropy;
+}
+
+}  // namespace CLEARHEAD_ISA
+}  // namespace clearhead

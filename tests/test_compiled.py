@@ -1,0 +1,160 @@
+"""The compiled kernel: threads that change nothing, forks, long strides, and what it refuses."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from conformance import built
+
+import clearhead as ch
+from clearhead.kernels import compiled as module
+
+pytestmark = built
+RNG = np.random.default_rng(11)
+
+
+@pytest.fixture(autouse=True)
+def _all_threads_afterwards():
+    yield
+    ch.set_threads(None)
+
+
+def arrays(heads: int, queries: int, keys: int, width: int, dtype: str = "float32") -> list[np.ndarray]:
+    shapes = (heads, queries, width), (heads, keys, width), (heads, keys, width)
+    return [RNG.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def everything(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: ch.Mask | None) -> list[np.ndarray]:
+    seen = ch.observe(q, k, v, mask=mask, kernel="compiled", top=5, received=True, map=(13, 7), queries=[0, -1])
+    found = [seen.output, seen.lse, seen.max_score, seen.entropy, *seen.top, seen.received, *seen.map, *seen.queries]
+    return found + list(ch.gradients(q, k, v, np.ones_like(seen.output), mask=mask, kernel="compiled"))
+
+
+PROBLEMS = [
+    (arrays(3, 700, 900, 40), ch.causal()),
+    (arrays(1, 2000, 1500, 24), None),
+    (arrays(2, 1, 5000, 64), None),
+    (arrays(5, 300, 300, 33, "float64"), ch.window(40, 3)),
+    (arrays(2, 100, 777, 17, "float16"), ch.lengths(500)),
+]
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_results_are_the_same_bit_by_bit_whatever_the_threads(threads: int) -> None:
+    for problem, mask in PROBLEMS:
+        ch.set_threads(1)
+        one = everything(*problem, mask)
+        ch.set_threads(threads)
+        for mine, theirs in zip(one, everything(*problem, mask), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_sixteen_python_threads_get_what_one_gets() -> None:
+    alone = [everything(*problem, mask) for problem, mask in PROBLEMS]
+    with ThreadPoolExecutor(16) as pool:
+        together = [
+            (
+                i % len(PROBLEMS),
+                pool.submit(everything, *PROBLEMS[i % len(PROBLEMS)][0], PROBLEMS[i % len(PROBLEMS)][1]),
+            )
+            for i in range(48)
+        ]
+        for number, future in together:
+            for mine, theirs in zip(alone[number], future.result(), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_fork_after_use_can_use_it() -> None:
+    program = """
+import os, numpy as np, clearhead as ch
+q, k, v = np.random.default_rng(0).standard_normal((3, 4, 600, 32), dtype=np.float32)
+before = ch.attention(q, k, v, kernel="compiled")
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.array_equal(before, ch.attention(q, k, v, kernel="compiled")) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_the_environment_says_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLEARHEAD_THREADS", "3")
+    assert module.threads() == 3
+    ch.set_threads(2)
+    assert module.threads() == 2
+    ch.set_threads(None)
+    monkeypatch.setenv("CLEARHEAD_THREADS", "many")
+    with pytest.raises(
+        ch.ArgumentError, match=r"^CLEARHEAD_THREADS: is 'many', expected a whole number of at least 1$"
+    ):
+        module.threads()
+    monkeypatch.delenv("CLEARHEAD_THREADS")
+    assert module.threads() == len(os.sched_getaffinity(0))
+
+
+def test_strides_past_two_to_the_31_elements() -> None:
+    rows, stride = 3000, 1 << 20  # three billion elements apart from first to last, of which few pages are touched
+    memory = mmap.mmap(-1, rows * stride * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # no reserve
+    far = np.ndarray((rows, 8), np.float32, buffer=memory, strides=(stride * 4, 4))
+    near = RNG.standard_normal((rows, 8)).astype(np.float32)
+    far[...] = near
+    q = RNG.standard_normal((5, 8)).astype(np.float32)
+    assert far.strides[0] // 4 * rows > 2**31
+    for queries in (q, q[:1]):
+        np.testing.assert_array_equal(
+            ch.attention(queries, far, far, kernel="compiled"), ch.attention(queries, near, near, kernel="compiled")
+        )
+    dout = np.ones((5, 8), np.float32)
+    for mine, theirs in zip(
+        ch.gradients(q, far, far, dout, kernel="compiled"),
+        ch.gradients(q, near, near, dout, kernel="compiled"),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_more_pairs_than_two_to_the_31() -> None:
+    n = 70_000
+    q = np.broadcast_to(np.float32(1), (1, n, 4))
+    v = np.arange(n, dtype=np.float32).reshape(1, n, 1)
+    seen = ch.observe(q, q, v, mask=ch.window(0), kernel="compiled", received=True)
+    np.testing.assert_array_equal(seen.output, v)
+    np.testing.assert_array_equal(seen.received, np.ones((1, n)))
+
+
+def test_what_it_refuses() -> None:
+    x = np.zeros((1, 4, 513), np.float32)
+    plan = ch.plan(x, x, x)
+    assert plan.others["compiled"] == "refused: 513 features of a query are outside 1 to 512"
+    j = jnp.zeros((1, 4, 8))
+    assert ch.plan(j, j, j).others["compiled"] == "refused: it takes NumPy arrays and PyTorch CPU tensors, not jax"
+    meta = torch.zeros((1, 4, 8), device="meta")
+    assert module.compiled.rejects(ch.problem.pose(meta, meta, meta)) == "it takes tensors on the CPU, not on meta"
+    with pytest.raises(ch.KernelRefused, match="it has no dropout"):
+        ch.attention(x[..., :8], x[..., :8], x[..., :8], dropout=(0.1, 1), kernel="compiled")
+
+
+def test_tensors_and_arrays_are_not_copied() -> None:
+    q, k, v = (torch.from_numpy(a) for a in arrays(2, 50, 60, 16))
+    np.testing.assert_array_equal(
+        ch.attention(q, k, v, kernel="compiled"), ch.attention(*(a.numpy() for a in (q, k, v)), kernel="compiled")
+    )
+    running = module.Running(ch.problem.pose(q, k, v))
+    assert [kept.data_ptr() for kept in running.kept[:3]] == [q.data_ptr(), k.data_ptr(), v.data_ptr()]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 31, 64, 127, 256, 512])
+def test_every_width_and_tail(width: int) -> None:
+    for queries, keys in ((1, 1), (4, 9), (12, 8), (13, 511), (97, 513)):
+        q, k, v = arrays(1, queries, keys, width, "float64")
+        np.testing.assert_allclose(
+            ch.attention(q, k, v, kernel="compiled"), ch.attention(q, k, v, kernel="dense"), rtol=1e-11, atol=1e-12
+        )
