@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY = .venv/bin/python
 WORKERS ?= 2
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench bench-cpu sanitize test-other-arch clean
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +11,9 @@ help:
 	@echo "make test    the whole test suite"
 	@echo "make lint    ruff, format check, mypy"
 	@echo "make bench   the tiled kernel against the plain NumPy formula"
+	@echo "make bench-cpu        the compiled kernel against PyTorch, NumPy and the machine's own limits"
+	@echo "make sanitize         the compiled kernel under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make test-other-arch  the compiled kernel's other instruction sets, under emulation (Debian: needs root)"
 
 .venv/made:
 	$(PYTHON) -m venv .venv
@@ -41,6 +44,24 @@ format: .venv/test
 
 bench: .venv/test
 	$(PY) bench/tiled.py
+
+bench-cpu: .venv/test
+	$(PY) bench/cpu.py --json build/bench-cpu.json
+
+# The kernel built with sanitizers, put under the tests of the compiled kernel. Python itself is not instrumented, so the
+# sanitizer's library is loaded first, and what Python never frees is not counted as a leak.
+sanitize: .venv/test
+	$(PY) -m pip install --quiet --disable-pip-version-check cmake ninja nanobind
+	$(PY) -m cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM="$$PWD/.venv/bin/ninja" \
+	  -DPython_EXECUTABLE="$$PWD/$(PY)" -DCLEARHEAD_SANITIZE=ON
+	$(PY) -m cmake --build build/sanitize
+	CLEARHEAD_TEST_NATIVE="$$(ls build/sanitize/_native*.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  $(PY) -m pytest --quiet -p no:xdist -k compiled tests/test_conformance.py tests/test_compiled.py
+
+# The same source for x86-64 and for aarch64, run by qemu on problems and answers that `tests/native/record.py` writes.
+test-other-arch: .venv/test
+	sh tests/native/emulate.sh $(PY)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """The error that is allowed, derived, never guessed.
 
-`exact` is the formula in float64, or for problems in float64 in the machine's extended precision: a formula is not
-exact in the precision it is held against. `plain` is the formula in the kernel's own precision. A result passes when its
+`exact` is the formula in float64, or for problems in float64 in the machine's extended precision: no formula is exact
+in the precision it is held against. `plain` is the formula in the kernel's own precision. A result passes when its
 distance to exact is at most twice plain's, plus √S · eps · max|exact|, the rounding of a sum over S keys.
 
 For dq and dk, max|exact| is replaced by the size of the terms that are summed. A score's gradient is a difference,

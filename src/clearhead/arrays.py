@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import array_api_compat
@@ -24,12 +25,20 @@ def dtype_name(array: Array) -> str:
     >>> dtype_name(np.zeros(2, dtype=np.float32))
     'float32'
     """
-    return str(array.dtype).rsplit(".", 1)[-1]
+    dtype = array.dtype
+    name = _NAMES.get(dtype)
+    if name is None:
+        name = _NAMES[dtype] = str(dtype).rsplit(".", 1)[-1]
+    return name
+
+
+# spelling a dtype takes NumPy longer than a small attention does
+_NAMES: dict[Any, str] = {}
 
 
 def is_array(value: object) -> bool:
     """True for an array of any library that speaks the array API."""
-    return array_api_compat.is_array_api_obj(value) or is_torch(value)
+    return type(value) is np.ndarray or is_torch(value) or array_api_compat.is_array_api_obj(value)
 
 
 def is_torch(value: object) -> bool:
@@ -97,6 +106,10 @@ class Library:
     @classmethod
     def of(cls, array: Array) -> Library:
         """The library that owns `array`."""
+        if type(array) is np.ndarray:
+            return NUMPY
+        if is_torch(array):
+            return _torch_on(array.device)
         xp = array_api_compat.array_namespace(array)
         name = xp.__name__.removeprefix("array_api_compat.").split(".")[0]
         device = None if is_traced(array) else array_api_compat.device(array)
@@ -152,6 +165,15 @@ class Library:
         else:
             places = xp.argsort(values, axis=-1, descending=True)[..., :count]
         return xp.take_along_axis(values, places, axis=-1), places
+
+
+NUMPY = Library("numpy", array_api_compat.array_namespace(np.empty(0)), "cpu")
+
+
+@cache
+def _torch_on(device: Any) -> Library:
+    """PyTorch on a device; a tensor's namespace is looked up once and not for each call."""
+    return Library("torch", array_api_compat.array_namespace(sys.modules["torch"].empty(0)), device)
 
 
 def require_array(argument: str, value: object) -> None:

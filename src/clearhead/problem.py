@@ -41,7 +41,7 @@ class Problem:
     grid: Grid = field(init=False)
 
     def __post_init__(self) -> None:
-        batch = np.broadcast_shapes(self.q.shape[:-3], self.k.shape[:-3], self.v.shape[:-3])
+        batch = broadcast(self.q.shape[:-3], self.k.shape[:-3], self.v.shape[:-3])
         grid = Grid(batch, self.q.shape[-3], self.q.shape[-2], self.k.shape[-2])
         object.__setattr__(self, "library", Library.of(self.q))
         object.__setattr__(self, "grid", grid)
@@ -71,6 +71,13 @@ class Problem:
     def restore(self, array: Array) -> Array:
         """An array with this call's leading axes, in the layout that the caller's arrays had."""
         return array[0, ...] if self.headless else array
+
+
+def broadcast(first: tuple[int, ...], *others: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that all broadcast to; a ValueError where they do not."""
+    if all(tuple(other) == tuple(first) for other in others):
+        return tuple(first)
+    return np.broadcast_shapes(first, *others)
 
 
 def pose(
@@ -152,7 +159,7 @@ def _check_shapes(q: Array, k: Array, v: Array) -> None:
     if query_heads % key_heads if key_heads else query_heads:
         raise ArgumentError("k", f"has {key_heads} heads, expected a number that divides the {query_heads} heads of q")
     try:
-        np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+        broadcast(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     except ValueError:
         shapes = ", ".join(str(tuple(a.shape[:-3])) for a in (q, k, v))
         raise ArgumentError("q, k, v", f"have batch axes {shapes}, expected equal sizes or sizes of one") from None

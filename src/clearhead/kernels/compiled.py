@@ -34,6 +34,8 @@ WIDEST = 512
 # multiply-adds below which a second thread does not pay: it takes about 20 µs to start
 SMALL_WORK = 1_000_000
 
+ONE_ROW = np.zeros(1, np.int64)
+
 _threads: int | None = None
 
 
@@ -68,6 +70,11 @@ def threads() -> int:
 @cache
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def at(array: np.ndarray) -> int:
+    """Where an array's numbers lie."""
+    return int(array.__array_interface__["data"][0])
 
 
 class Compiled:
@@ -134,9 +141,12 @@ class Running:
             address, item = array.data_ptr(), array.element_size()
             strides = [stride * item for stride in array.stride()]
         else:
-            address, strides = array.__array_interface__["data"][0], list(array.strides)
+            address, strides = at(array), list(array.strides)
         self.kept.append(array)
         shape = list(array.shape)
+        if self.batch == 1 and len(shape) >= 3:
+            last = [0 if size == 1 else stride for size, stride in zip(shape[-3:], strides[-3:], strict=True)]
+            return native.View(address, TYPES[dtype_name(array)], ONE_ROW, *last)
         rank = len(self.grid.batch) + 3
         shape, strides = [1] * (rank - len(shape)) + shape, [0] * (rank - len(strides)) + strides
         strides = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
@@ -245,7 +255,7 @@ class Running:
         output = self.output_like(problem.q, (*grid.batch, grid.heads, grid.queries, problem.width))
         call.out = self.view(output)
         lse, peak, total = (self.empty(grid.queries) for _ in range(3))
-        call.lse, call.peak, call.total = (a.ctypes.data for a in (lse, peak, total))
+        call.lse, call.peak, call.total = (at(a) for a in (lse, peak, total))
         found: dict[str, Any] = {"max_score": None, "entropy": None}
         if problem.want is not None:
             found = self.want(problem.want)
@@ -263,22 +273,22 @@ class Running:
         """Room for what is wanted, told to the kernel."""
         call, grid = self.call, self.grid
         largest, entropy = self.empty(grid.queries), self.empty(grid.queries)
-        call.want_rows(largest.ctypes.data, entropy.ctypes.data)
+        call.want_rows(at(largest), at(entropy))
         found: dict[str, Any] = {"max_score": largest, "entropy": entropy}
         if want.top is not None:
             weights = self.empty(grid.queries, want.top, zero=True)
             indices = self.empty(grid.queries, want.top, dtype=np.int64)
             indices.fill(-1)
-            call.want_top(want.top, weights.ctypes.data, indices.ctypes.data)
+            call.want_top(want.top, at(weights), at(indices))
             found["top"] = Top(indices, weights)
         if want.received is not None:
             found["received"] = self.empty(grid.keys, zero=True)
-            call.want_received(grid.queries - want.received, found["received"].ctypes.data)
+            call.want_received(grid.queries - want.received, at(found["received"]))
         if want.map is not None:
             rows, columns = min(want.map[0], grid.queries), min(want.map[1], grid.keys)
             found["map"] = Map(*(self.empty(rows, columns, zero=True) for _ in range(2)))
             if rows and columns:
-                call.want_map(rows, columns, *(a.ctypes.data for a in found["map"]))
+                call.want_map(rows, columns, *(at(a) for a in found["map"]))
         if want.queries is not None or want.weights:
             self.want_weights(want, found)
         return found
@@ -291,7 +301,7 @@ class Running:
         slots[list(chosen)] = np.arange(len(chosen))
         rows = self.empty(len(chosen), grid.keys, zero=True)
         if len(chosen):
-            self.call.want_weights(slots, len(chosen), rows.ctypes.data)
+            self.call.want_weights(slots, len(chosen), at(rows))
         if want.weights:
             found["weights"] = rows
         if want.queries is not None:
@@ -319,14 +329,14 @@ class Running:
         for name, array in (("peak", peak), ("total", total)):
             array = np.ascontiguousarray(to_numpy(array))
             self.kept.append(array)
-            setattr(call, name, array.ctypes.data)
+            setattr(call, name, at(array))
         found = []
         for name, like in (("dq", problem.q), ("dk", problem.k), ("dv", problem.v)):
             gradient = self.output_like(like, (*grid.batch, *like.shape[-3:]))
             setattr(call, name, self.view(gradient))
             found.append(gradient)
         dsinks = self.empty(zero=True)
-        call.dsinks = dsinks.ctypes.data
+        call.dsinks = at(dsinks)
         call.backward(isa, self.threads())
         dq, dk, dv = (
             summed(gradient, like) for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)

@@ -19,18 +19,19 @@ template <class T> struct Piece {
   std::vector<T> values;
 };
 
+// Rows of the caller's array, four at a time.
 template <class T> class Reader {
  public:
   Reader(const View& view, int64_t b, int64_t h, int64_t columns)
-      : view_(view), base_(view.at(b, h)), columns_(columns), scratch_(columns),
+      : view_(view), base_(view.at(b, h)), columns_(columns), scratch_(4 * columns),
         direct_(view.col == int64_t(sizeof(T)) && view.type == (sizeof(T) == 4 ? kFloat32 : kFloat64)) {}
 
-  // One row; the caller's own memory where it can be used as it lies.
-  const T* row(int64_t r) {
+  // One row, into place `slot` of the scratch room; the caller's own memory where it can be used as it lies.
+  const T* row(int64_t r, int slot) {
     const char* at = base_ + r * view_.row;
     if (direct_) return reinterpret_cast<const T*>(at);
-    read_row<T>(at, view_.type, view_.col, columns_, scratch_.data());
-    return scratch_.data();
+    read_row<T>(at, view_.type, view_.col, columns_, scratch_.data() + slot * columns_);
+    return scratch_.data() + slot * columns_;
   }
 
  private:
@@ -41,26 +42,40 @@ template <class T> class Reader {
   bool direct_;
 };
 
-// Dot products of one key with each of the rows q[row][column].
-template <class T> inline void dots(const T* q, int64_t rows, int64_t columns, const T* key, T* out) {
+constexpr int kAtOnce = 4;  // keys read together: their sums do not wait for one another
+
+// Dot products of one query with some keys.
+template <class T, int count> inline void dots(const T* q, int64_t columns, const T* const* keys, T* out) {
   constexpr int lanes = kLanes<T>;
-  for (int64_t r = 0; r < rows; ++r, q += columns) {
-    Vec<T> sums[4] = {};
-    int64_t c = 0;
-    for (; c + 4 * lanes <= columns; c += 4 * lanes)
-      for (int x = 0; x < 4; ++x) sums[x] += load<T>(q + c + x * lanes) * load<T>(key + c + x * lanes);
-    for (; c + lanes <= columns; c += lanes) sums[0] += load<T>(q + c) * load<T>(key + c);
-    T total = sum<T>((sums[0] + sums[1]) + (sums[2] + sums[3]));
-    for (; c < columns; ++c) total += q[c] * key[c];
-    out[r] = total;
-  }
+  Vec<T> sums[count] = {}, more[count] = {};
+  int64_t c = 0;
+  for (; c + 2 * lanes <= columns; c += 2 * lanes)
+    for (int x = 0; x < count; ++x) {
+      sums[x] += load<T>(q + c) * load<T>(keys[x] + c);
+      more[x] += load<T>(q + c + lanes) * load<T>(keys[x] + c + lanes);
+    }
+  for (; c + lanes <= columns; c += lanes)
+    for (int x = 0; x < count; ++x) sums[x] += load<T>(q + c) * load<T>(keys[x] + c);
+  for (int x = 0; x < count; ++x) sums[x] += more[x];
+  if constexpr (count == 4) sums_of_four<T>(sums, out);
+  else
+    for (int x = 0; x < count; ++x) out[x] = sum<T>(sums[x]);
+  for (; c < columns; ++c)
+    for (int x = 0; x < count; ++x) out[x] += q[c] * keys[x][c];
 }
 
-template <class T> inline void add_scaled(T weight, const T* row, int64_t columns, T* sums) {
+// sums[column] += Σ weight · row[column], over some rows.
+template <class T, int count>
+inline void add_weighted(const T* weights, const T* const* rows, int64_t columns, T* sums) {
   constexpr int lanes = kLanes<T>;
   int64_t c = 0;
-  for (; c + lanes <= columns; c += lanes) store<T>(sums + c, load<T>(sums + c) + weight * load<T>(row + c));
-  for (; c < columns; ++c) sums[c] += weight * row[c];
+  for (; c + lanes <= columns; c += lanes) {
+    Vec<T> total = load<T>(sums + c);
+    for (int x = 0; x < count; ++x) total += weights[x] * load<T>(rows[x] + c);
+    store<T>(sums + c, total);
+  }
+  for (; c < columns; ++c)
+    for (int x = 0; x < count; ++x) sums[c] += weights[x] * rows[x][c];
 }
 
 // What the scores of row (head h, query i) become after the product: scale, softcap, bias, mask.
@@ -85,23 +100,29 @@ inline void finish_scores(const Call& call, const Units<T>& units, int64_t b, in
     if (!allowed[j - j0]) s[j - j0] = -std::numeric_limits<T>::infinity();
 }
 
-// 2^(s · factor − peak) in place; the sums of one piece.
+// 2^((s − largest) · factor) in place; the sums of one piece. `s` has room for a multiple of a panel, filled with −inf.
 template <class T> inline Piece<T> exponentials(T* s, int64_t count, T factor, int64_t width) {
-  constexpr int lanes = kLanes<T>;
+  constexpr int lanes = kLanes<T>, many = 4;
+  constexpr T none = -std::numeric_limits<T>::infinity();
   Piece<T> piece;
-  for (int64_t k = 0; k < count; ++k) piece.largest = s[k] > piece.largest || s[k] != s[k] ? s[k] : piece.largest;
-  const T shift = piece.largest == -std::numeric_limits<T>::infinity() ? T(0) : piece.largest;
+  Vec<T> top[many];
+  for (auto& x : top) x = all<T>(none);
+  for (int64_t k = 0; k < count; k += many * lanes)
+    for (int x = 0; x < many; ++x) top[x] = max(top[x], load<T>(s + k + x * lanes));
+  top[0] = max(max(top[0], top[1]), max(top[2], top[3]));
+  piece.largest = top[0][0];
+  for (int x = 1; x < lanes; ++x) piece.largest = top[0][x] <= piece.largest ? piece.largest : top[0][x];  // NaN stays
+  const T shift = piece.largest == none ? T(0) : piece.largest;
   Vec<T> sums{}, spread{};
-  for (int64_t k = 0; k < count; k += lanes) {
-    T tail[kLanes<T>];
-    const int64_t real = std::min<int64_t>(lanes, count - k);
-    for (int x = 0; x < lanes; ++x) tail[x] = x < real ? s[k + x] : -std::numeric_limits<T>::infinity();
-    Vec<T> x = (load<T>(tail) - shift) * factor, limited;
-    exp2<T, 1>(&x, &limited);
-    sums += x;
-    spread += x * limited;
-    store<T>(tail, x);
-    std::copy(tail, tail + real, s + k);
+  for (int64_t k = 0; k < count; k += many * lanes) {
+    Vec<T> e[many], limited[many];
+    for (int x = 0; x < many; ++x) e[x] = (load<T>(s + k + x * lanes) - shift) * factor;
+    exp2<T, many>(e, limited);
+    for (int x = 0; x < many; ++x) {
+      sums += e[x];
+      spread += e[x] * limited[x];
+      store<T>(s + k + x * lanes, e[x]);
+    }
   }
   piece.total = sum<T>(sums);
   piece.weighted = sum<T>(spread);
@@ -112,28 +133,41 @@ template <class T> inline Piece<T> exponentials(T* s, int64_t count, T factor, i
 template <class T>
 void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t j1, Piece<T>* pieces) {
   const Units<T> units(call);
-  const int64_t group = call.group(), rows = group * call.queries, count = j1 - j0;
-  std::vector<T> q(rows * call.features), s(rows * count), at_key(rows);
+  const int64_t group = call.group(), rows = group * call.queries;
+  const int64_t count = rounded(j1 - j0, 4 * kLanes<T>);  // room for each row
+  std::vector<T> q(rows * call.features), s(rows * count, -std::numeric_limits<T>::infinity());
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t h = head * group + r / call.queries, i = r % call.queries;
     read_row<T>(call.q.at(b, h) + i * call.q.row, call.q.type, call.q.col, call.features, q.data() + r * call.features);
   }
   Reader<T> keys(call.k, b, head, call.features), values(call.v, b, head, call.width);
-  for (int64_t j = j0; j < j1; ++j) {
-    dots<T>(q.data(), rows, call.features, keys.row(j), at_key.data());
-    for (int64_t r = 0; r < rows; ++r) s[r * count + (j - j0)] = at_key[r];
+  const T* lines[kAtOnce];
+  for (int64_t j = j0; j < j1; j += kAtOnce) {
+    const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
+    for (int x = 0; x < real; ++x) lines[x] = keys.row(j + x, x);
+    for (int64_t r = 0; r < rows; ++r) {
+      T* out = s.data() + r * count + (j - j0);
+      if (real == kAtOnce) dots<T, kAtOnce>(&q[r * call.features], call.features, lines, out);
+      else
+        for (int x = 0; x < real; ++x) dots<T, 1>(&q[r * call.features], call.features, lines + x, out + x);
+    }
   }
   for (int64_t r = 0; r < rows; ++r) {
     finish_scores<T>(call, units, b, head * group + r / call.queries, r % call.queries, j0, j1, s.data() + r * count);
     pieces[r] = exponentials<T>(s.data() + r * count, count, units.factor, call.width);
   }
-  for (int64_t j = j0; j < j1; ++j) {
-    const T* row = nullptr;
+  for (int64_t j = j0; j < j1; j += kAtOnce) {
+    const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
+    for (int x = 0; x < real; ++x) lines[x] = values.row(j + x, x);
     for (int64_t r = 0; r < rows; ++r) {
-      const T weight = s[r * count + (j - j0)];
-      if (weight == 0) continue;  // also keeps NaN in padding out
-      if (!row) row = values.row(j);
-      add_scaled<T>(weight, row, call.width, pieces[r].values.data());
+      const T* weights = s.data() + r * count + (j - j0);
+      T* sums = pieces[r].values.data();
+      bool all = real == kAtOnce;
+      for (int x = 0; x < real; ++x) all = all && weights[x] != 0;
+      if (all) add_weighted<T, kAtOnce>(weights, lines, call.width, sums);
+      else
+        for (int x = 0; x < real; ++x)
+          if (weights[x] != 0) add_weighted<T, 1>(weights + x, lines + x, call.width, sums);  // padding may be NaN
     }
   }
 }

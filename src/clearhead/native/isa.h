@@ -84,6 +84,17 @@ template <class T> inline T sum(Vec<T> v) {
   return total;
 }
 
+// The sums of four vectors.
+template <class T> inline void sums_of_four(const Vec<T>* v, T* out) {
+#if defined(CLEARHEAD_NEON)
+  if constexpr (sizeof(T) == 4) {
+    vst1q_f32(out, vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3])));
+    return;
+  }
+#endif
+  for (int i = 0; i < 4; ++i) out[i] = sum<T>(v[i]);
+}
+
 // 2^x of several vectors, in place: exact at whole numbers, within an ulp or so elsewhere, 0 for what is too small for a
 // normal number and for −inf. They go step by step together, since each step waits for the one before. `limited` is x in
 // the range in which it was used, so that x · 2^x is 0 and not NaN for −inf.

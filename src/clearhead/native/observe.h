@@ -27,9 +27,15 @@ template <class T> class Observer {
   }
 
   void see(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
-    if (want_.received && i1 > want_.received_from) receive(weights, i0, j0, j1);
-    if (want_.map_rows) pool(weights, i0, i1, j0, j1);
-    if (want_.top) rank(weights, i0, i1, j0, j1);
+    const bool received = want_.received && i1 > want_.received_from, pooled = want_.map_rows > 0, ranked = want_.top > 0;
+    if (received && i0 < want_.received_from) {  // some of the panel's queries count and some do not
+      receive_some(weights, i0, j0, j1);
+      walk<false>(weights, i0, i1, j0, j1, pooled, ranked);
+    } else if (received) {
+      walk<true>(weights, i0, i1, j0, j1, pooled, ranked);
+    } else if (pooled || ranked) {
+      walk<false>(weights, i0, i1, j0, j1, pooled, ranked);
+    }
     if (want_.row_count) copy(weights, i0, i1, j0, j1);
   }
 
@@ -67,7 +73,7 @@ template <class T> class Observer {
  private:
   int64_t bin(int64_t i) const { return i * want_.map_rows / call_.queries; }
 
-  void receive(const T* weights, int64_t i0, int64_t j0, int64_t j1) {
+  void receive_some(const T* weights, int64_t i0, int64_t j0, int64_t j1) {
     T counts[panel];
     for (int x = 0; x < panel; ++x) counts[x] = i0 + x >= want_.received_from ? T(1) : T(0);
     T* tile = tile_.data() + (j0 % kTile) * panel;
@@ -76,50 +82,59 @@ template <class T> class Observer {
         store<T>(tile + k * panel + x, load<T>(tile + k * panel + x) + load<T>(weights + k * panel + x) * load<T>(counts + x));
   }
 
-  void pool(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
-    const int64_t columns = want_.map_columns;
+  // Once through the tile for everything that looks at each weight. Keys go in steps that do not cross a column of the
+  // map; the largest weight of a step tells whether any of its keys can be among the best.
+  template <bool received>
+  void walk(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1, bool pooled, bool ranked) {
+    constexpr int64_t step = 8;
+    T least[panel];
+    for (int x = 0; x < panel; ++x) least[x] = std::numeric_limits<T>::infinity();
+    if (ranked)
+      for (int64_t i = i0; i < i1; ++i) least[i - i0] = best(i)[want_.top - 1];
+    T* tile = received ? tile_.data() + (j0 % kTile) * panel : nullptr;
     for (int64_t j = j0; j < j1;) {
-      const int64_t column = j * columns / call_.keys;
-      const int64_t end = std::min(j1, ((column + 1) * call_.keys + columns - 1) / columns);
-      Vec<T> total[kVecs], top[kVecs];
-      for (int x = 0; x < kVecs; ++x) total[x] = top[x] = Vec<T>{};
-      for (; j < end; ++j)
-        for (int x = 0; x < kVecs; ++x) {
-          const Vec<T> w = load<T>(weights + (j - j0) * panel + x * lanes);
-          total[x] += w;
-          top[x] = max(top[x], w);
-        }
-      for (int64_t i = i0; i < i1; ++i) {
-        const int lane = int(i - i0);
-        const int64_t at = (bin(i) - first_bin_) * columns + column;
-        sums_[at] += total[lane / lanes][lane % lanes];
-        tops_[at] = std::max(tops_[at], top[lane / lanes][lane % lanes]);
+      const int64_t column = pooled ? j * want_.map_columns / call_.keys : 0;
+      const int64_t border = pooled ? std::min(j1, ((column + 1) * call_.keys + want_.map_columns - 1) / want_.map_columns) : j1;
+      Vec<T> total[kVecs] = {}, top[kVecs] = {};
+      while (j < border) {
+        const int64_t end = std::min(j + step, border);
+        Vec<T> most[kVecs] = {};
+        for (int64_t k = j - j0; k < end - j0; ++k)
+          for (int x = 0; x < kVecs; ++x) {
+            const Vec<T> w = load<T>(weights + k * panel + x * lanes);
+            total[x] += w;
+            most[x] = max(most[x], w);
+            if (received) store<T>(tile + k * panel + x * lanes, load<T>(tile + k * panel + x * lanes) + w);
+          }
+        for (int x = 0; x < kVecs; ++x) top[x] = max(top[x], most[x]);
+        if (ranked) rank(weights, most, least, i0, i1, j0, j, end);
+        j = end;
       }
+      if (pooled) pool(total, top, i0, i1, column);
     }
   }
 
-  void rank(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
-    constexpr int64_t step = 8;  // keys looked at together before anything is compared one by one
-    T least[panel];
-    for (int x = 0; x < panel; ++x) least[x] = std::numeric_limits<T>::infinity();
-    for (int64_t i = i0; i < i1; ++i) least[i - i0] = best(i)[want_.top - 1];
-    for (int64_t j = j0; j < j1; j += step) {
-      const int64_t end = std::min(j + step, j1);
-      T top[panel];
-      for (int x = 0; x < panel; x += lanes) {
-        Vec<T> most{};
-        for (int64_t k = j; k < end; ++k) most = max(most, load<T>(weights + (k - j0) * panel + x));
-        store<T>(top + x, most);
-      }
-      bool news = false;
-      for (int x = 0; x < panel; ++x) news |= top[x] > least[x];
-      if (!news) continue;
-      for (int x = 0; x < int(i1 - i0); ++x) {
-        if (!(top[x] > least[x])) continue;
-        for (int64_t k = j; k < end; ++k) {
-          const T w = weights[(k - j0) * panel + x];
-          if (w > least[x]) least[x] = insert(i0 + x, w, k);
-        }
+  void pool(const Vec<T>* total, const Vec<T>* top, int64_t i0, int64_t i1, int64_t column) {
+    for (int64_t i = i0; i < i1; ++i) {
+      const int lane = int(i - i0);
+      const int64_t at = (bin(i) - first_bin_) * want_.map_columns + column;
+      sums_[at] += total[lane / lanes][lane % lanes];
+      tops_[at] = std::max(tops_[at], top[lane / lanes][lane % lanes]);
+    }
+  }
+
+  // Keys [j, end), of which `most` is the largest weight for each query: those above `least` go among the best.
+  void rank(const T* weights, const Vec<T>* most, T* least, int64_t i0, int64_t i1, int64_t j0, int64_t j, int64_t end) {
+    BitVec<T> above{};
+    for (int x = 0; x < kVecs; ++x) above |= most[x] > load<T>(least + x * lanes);
+    typename Bits<T>::type news = 0;
+    for (int x = 0; x < lanes; ++x) news |= above[x];
+    if (!news) return;
+    for (int x = 0; x < int(i1 - i0); ++x) {
+      if (!(most[x / lanes][x % lanes] > least[x])) continue;
+      for (int64_t k = j; k < end; ++k) {
+        const T w = weights[(k - j0) * panel + x];
+        if (w > least[x]) least[x] = insert(i0 + x, w, k);
       }
     }
   }

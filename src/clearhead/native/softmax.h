@@ -57,13 +57,9 @@ template <class T> struct Rows {
     T shift[panel], share[panel];
     shifts(shift);
     for (int x = 0; x < panel; ++x) share[x] = total[x] == 0 ? T(0) : T(1) / total[x];
-    for (int64_t k = 0; k < count; ++k) {
-      Vec<T> x[kVecs], limited[kVecs];
-      T* at = s + k * panel;
-      for (int j = 0; j < kVecs; ++j) x[j] = (load<T>(at + j * lanes) - load<T>(shift + j * lanes)) * factor;
-      exp2<T, kVecs>(x, limited);
-      for (int j = 0; j < kVecs; ++j) store<T>(at + j * lanes, x[j] * load<T>(share + j * lanes));
-    }
+    int64_t k = 0;
+    for (; k + 2 <= count; k += 2) weigh_step<2 * kVecs>(s + k * panel, factor, shift, share);
+    if (k < count) weigh_step<kVecs>(s + k * panel, factor, shift, share);
   }
 
  private:
@@ -95,6 +91,13 @@ template <class T> struct Rows {
         T* at = values + c * panel + j * lanes;
         store<T>(at, load<T>(at) * load<T>(worth + j * lanes));
       }
+  }
+
+  template <int many> static void weigh_step(T* at, T factor, const T* shift, const T* share) {
+    Vec<T> x[many], limited[many];
+    for (int j = 0; j < many; ++j) x[j] = (load<T>(at + j * lanes) - load<T>(shift + j % kVecs * lanes)) * factor;
+    exp2<T, many>(x, limited);
+    for (int j = 0; j < many; ++j) store<T>(at + j * lanes, x[j] * load<T>(share + j % kVecs * lanes));
   }
 
   template <bool entropy>
