@@ -178,8 +178,8 @@ template <class T> class Backward {
   void dscores(const Scorer<T>& scorer, const Asking<T>& ask, int64_t count, bool clean) {
     for (int64_t k = 0; k < count; ++k)
       for (int x = 0; x < panel; x += kLanes<T>) {
-        T* d = &dweights_[k * panel + x];
-        store<T>(d, load<T>(&weights_[k * panel + x]) * (load<T>(d) - load<T>(ask.spread + x)));
+        T* d = dweights_.data() + k * panel + x;
+        store<T>(d, load<T>(weights_.data() + k * panel + x) * (load<T>(d) - load<T>(ask.spread + x)));
       }
     if (clean)  // a masked weight is 0, and 0 times NaN is not
       for (int64_t x = 0; x < count * panel; ++x)

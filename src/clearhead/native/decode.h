@@ -147,9 +147,9 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
     for (int x = 0; x < real; ++x) lines[x] = keys.row(j + x, x);
     for (int64_t r = 0; r < rows; ++r) {
       T* out = s.data() + r * count + (j - j0);
-      if (real == kAtOnce) dots<T, kAtOnce>(&q[r * call.features], call.features, lines, out);
+      if (real == kAtOnce) dots<T, kAtOnce>(q.data() + r * call.features, call.features, lines, out);
       else
-        for (int x = 0; x < real; ++x) dots<T, 1>(&q[r * call.features], call.features, lines + x, out + x);
+        for (int x = 0; x < real; ++x) dots<T, 1>(q.data() + r * call.features, call.features, lines + x, out + x);
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
@@ -207,13 +207,13 @@ template <class T> void decode(const Call& call, int threads) {
     return [&](int64_t task) {
       const int64_t n = task / count, j0 = task % count * kPiece;
       decode_piece<T>(call, n / call.key_heads, n % call.key_heads, j0, std::min(j0 + kPiece, call.keys),
-                      &pieces[task * rows]);
+                      pieces.data() + task * rows);
     };
   });
   for (int64_t n = 0; n < heads; ++n)
     for (int64_t r = 0; r < rows; ++r)
       write_row<T>(call, n / call.key_heads, n % call.key_heads * call.group() + r / call.queries, r % call.queries,
-                   merged<T>(&pieces[n * count * rows + r], count, rows, Units<T>(call).factor));
+                   merged<T>(pieces.data() + n * count * rows + r, count, rows, Units<T>(call).factor));
 }
 
 }  // namespace CLEARHEAD_ISA

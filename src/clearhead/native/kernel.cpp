@@ -106,13 +106,13 @@ template <class T> void backward_as(const Call& call, int threads) {
     parallel(count * splits, threads, [&] {
       return [&, back = std::make_unique<Backward<T>>(call)](int64_t task) mutable {
         const int64_t n = start + task / splits, first = task % splits * step;
-        back->keys(n / call.key_heads, n % call.key_heads, first, std::min(first + step, call.keys), &dq[task * group * size]);
+        back->keys(n / call.key_heads, n % call.key_heads, first, std::min(first + step, call.keys), dq.data() + task * group * size);
       };
     });
     parallel(count * group, threads, [&] {
       return [&](int64_t task) {
         const int64_t n = start + task / group, g = task % group, h = n % call.key_heads * group + g;
-        T* sum = &dq[(task / group * splits * group + g) * size];
+        T* sum = dq.data() + (task / group * splits * group + g) * size;
         for (int64_t s = 1; s < splits; ++s)
           for (int64_t x = 0; x < size; ++x) sum[x] += sum[s * group * size + x];
         for (int64_t i = 0; i < call.queries; ++i)

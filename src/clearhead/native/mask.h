@@ -67,8 +67,8 @@ class Mask {
       }
       case kBefore: return j1 <= node.count[b_] ? kAll : j0 >= node.count[b_] ? kNone : kSome;
       case kDocuments: {
-        const int64_t* q = &node.query_ids[b_ * queries()];
-        const int64_t* k = &node.key_ids[b_ * keys()];
+        const int64_t* q = node.query_ids.data() + b_ * queries();
+        const int64_t* k = node.key_ids.data() + b_ * keys();
         const auto [q_low, q_high] = std::minmax_element(q + i0, q + i1);
         const auto [k_low, k_high] = std::minmax_element(k + j0, k + j1);
         if (*q_high < *k_low || *k_high < *q_low) return kNone;
@@ -113,12 +113,12 @@ class Mask {
         return fill(i0, i1, j0, j1, width, allowed, [=](int64_t, int64_t j) { return j < count; });
       }
       case kDocuments: {
-        const int64_t* q = &node.query_ids[b_ * queries()];
-        const int64_t* k = &node.key_ids[b_ * keys()];
+        const int64_t* q = node.query_ids.data() + b_ * queries();
+        const int64_t* k = node.key_ids.data() + b_ * keys();
         return fill(i0, i1, j0, j1, width, allowed, [=](int64_t i, int64_t j) { return q[i] == k[j]; });
       }
       case kFlags: {
-        const uint8_t* q = &node.query_flags[b_ * queries()];
+        const uint8_t* q = node.query_flags.data() + b_ * queries();
         const uint8_t* k = node.key_flags.data();
         return fill(i0, i1, j0, j1, width, allowed, [=](int64_t i, int64_t j) { return q[i] | k[j]; });
       }

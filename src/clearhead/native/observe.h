@@ -44,7 +44,7 @@ template <class T> class Observer {
     if (!want_.received) return;
     for (int64_t j = j0; j < j1; ++j) {
       Vec<T> total{};
-      for (int x = 0; x < kVecs; ++x) total += load<T>(&tile_[(j - j0) * panel + x * lanes]);
+      for (int x = 0; x < kVecs; ++x) total += load<T>(tile_.data() + (j - j0) * panel + x * lanes);
       received_[j] += sum<T>(total);
     }
     std::fill(tile_.begin(), tile_.end(), T(0));

@@ -41,8 +41,8 @@ template <class T> struct Packed {
 
   // Keys [first, first + count); `first` is a multiple of kRows.
   void pack(const Call& call, int64_t b, int64_t head, int64_t first, int64_t count, T* scratch) {
-    pack_rows<T>(call.k, b, head, first, count, call.features, kRows, scratch, k.data() + first * call.features, &odd[first]);
-    pack_columns<T>(call.v, b, head, first, count, call.width, value_stride, scratch, v.data() + first * kRows, &odd[first]);
+    pack_rows<T>(call.k, b, head, first, count, call.features, kRows, scratch, k.data() + first * call.features, odd.data() + first);
+    pack_columns<T>(call.v, b, head, first, count, call.width, value_stride, scratch, v.data() + first * kRows, odd.data() + first);
   }
 };
 
@@ -87,7 +87,7 @@ template <class T> class Scorer {
       for (int64_t x = 0; x < count; ++x) s[x] = cap * std::tanh(s[x] / cap);
     const Bias& bias = call_.bias;
     if (bias.length > 0) {
-      const double* table = &bias.by_distance[h_ * bias.length + bias.centre + bias.offset[b_]];
+      const double* table = bias.by_distance.data() + h_ * bias.length + bias.centre + bias.offset[b_];
       for (int64_t j = j0; j < j1; ++j)
         for (int64_t i = i0; i < i1; ++i) s[(j - j0) * panel + (i - i0)] += T(table[i - j]);
     } else if (bias.array) {

@@ -1,0 +1,195 @@
+"""Stands in for the compiled kernel: each call is handed to a program for another machine, run under emulation.
+
+CLEARHEAD_EMULATE is the command that runs `replay`; CLEARHEAD_TEST_NATIVE names this file, and the conformance suite then
+holds the other machine's kernel to every case.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import struct
+import subprocess
+from typing import Any
+
+import numpy as np
+
+COMMAND = shlex.split(os.environ["CLEARHEAD_EMULATE"])
+WIDTHS = {0: "<f4", 1: "<f8", 2: "<u2", 3: "<u2", 4: "|u1"}
+
+
+def instruction_set() -> str:
+    """What the other machine chooses by itself."""
+    return "emulated"
+
+
+class Memory:
+    """Some memory as NumPy sees it."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> None:
+        self.__array_interface__ = {
+            "data": (address, False), "shape": shape, "strides": strides, "typestr": kind, "version": 3,
+        }  # fmt: skip
+
+
+class View:
+    """Address and strides of (batch, heads, rows, columns), as the kernel takes them."""
+
+    def __init__(self, address: int, kind: int, batch: np.ndarray, head: int, row: int, col: int) -> None:
+        self.address, self.kind, self.batch, self.strides = address, kind, batch.copy(), (head, row, col)
+
+    def rows(self, shape: tuple[int, ...]) -> list[np.ndarray]:
+        return [np.asarray(Memory(self.address + int(b), shape, self.strides, WIDTHS[self.kind])) for b in self.batch]
+
+
+class MaskNode:
+    """One node of a mask."""
+
+    def __init__(self) -> None:
+        self.kind, self.left, self.right = 0, -1, -1
+        self.back = self.ahead = 2**61
+        self.block, self.key_blocks = 1, 0
+        none = np.zeros(0, np.int64)
+        self.offset = self.count = self.query_ids = self.key_ids = none
+        self.query_flags = self.key_flags = self.table = none.astype(np.uint8)
+        self.array: View | None = None
+
+    def set_offset(self, a: np.ndarray) -> None:
+        self.offset = a
+
+    def set_count(self, a: np.ndarray) -> None:
+        self.count = a
+
+    def set_ids(self, q: np.ndarray, k: np.ndarray) -> None:
+        self.query_ids, self.key_ids = q, k
+
+    def set_flags(self, q: np.ndarray, k: np.ndarray) -> None:
+        self.query_flags, self.key_flags = q, k
+
+    def set_table(self, a: np.ndarray) -> None:
+        self.table = a
+
+
+def number(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}q", *values)
+
+
+def many(array: np.ndarray | bytes) -> bytes:
+    data = array if isinstance(array, bytes) else np.ascontiguousarray(array).tobytes()
+    return number(len(array)) + data
+
+
+class Call:
+    """One call; `forward` and `backward` run it elsewhere and bring the results home."""
+
+    def __init__(self) -> None:
+        self.scale, self.softcap, self.wide = 1.0, 0.0, False
+        self.q = self.k = self.v = self.out = self.dout = self.dq = self.dk = self.dv = None
+        self.lse = self.peak = self.total = self.dsinks = 0
+        self.mask: list[MaskNode] = []
+        self.bias_array: View | None = None
+        self.by_distance = (np.zeros(0), 0, 0, np.zeros(0, np.int64))
+        self.sinks = np.zeros(0)
+        self.each = (0, 0)
+        self.top = (0, 0, 0)
+        self.received = (0, 0)
+        self.map = (0, 0, 0, 0)
+        self.weights: tuple[np.ndarray, int, int] = (np.zeros(0, np.int64), 0, 0)
+
+    def set_sizes(self, *sizes: int) -> None:
+        self.sizes = sizes
+
+    def set_mask(self, nodes: list[MaskNode]) -> None:
+        self.mask = nodes
+
+    def set_bias_array(self, view: View) -> None:
+        self.bias_array = view
+
+    def set_bias_by_distance(self, *table: Any) -> None:
+        self.by_distance = table
+
+    def set_sinks(self, sinks: np.ndarray) -> None:
+        self.sinks = sinks
+
+    def want_rows(self, *pointers: int) -> None:
+        self.each = pointers
+
+    def want_top(self, *top: int) -> None:
+        self.top = top
+
+    def want_received(self, *received: int) -> None:
+        self.received = received
+
+    def want_map(self, *sizes: int) -> None:
+        self.map = sizes
+
+    def want_weights(self, *weights: Any) -> None:
+        self.weights = weights
+
+    def forward(self, isa: str, threads: int) -> None:
+        self.run(isa, False)
+
+    def backward(self, isa: str, threads: int) -> None:
+        self.run(isa, True)
+
+    def views(self) -> list[tuple[View | None, tuple[int, ...]]]:
+        _, heads, key_heads, queries, keys, features, width = self.sizes
+        q, k, v = (heads, queries, features), (key_heads, keys, features), (key_heads, keys, width)
+        out, pairs = (heads, queries, width), (heads, queries, keys)
+        given = (self.q, self.k, self.v, self.out, self.dout, self.dq, self.dk, self.dv, self.bias_array)
+        return list(zip(given, (q, k, v, out, out, q, k, v, pairs), strict=True))
+
+    def array(self, view: View | None, shape: tuple[int, ...]) -> bytes:
+        if view is None:
+            return number(0)
+        data = b"".join(row.tobytes() for row in view.rows(shape))
+        return number(1, view.kind, len(view.batch), *shape) + many(data)
+
+    def flat(self) -> list[tuple[int, int]]:
+        """Addresses and bytes of the results that are not views."""
+        batch, heads, _, queries, keys, _, _ = self.sizes
+        item, all_heads = 8 if self.wide else 4, batch * heads
+        rows = all_heads * queries * item
+        best, cells = all_heads * queries * self.top[0], all_heads * self.map[0] * self.map[1] * item
+        sizes = [
+            (self.lse, rows), (self.peak, rows), (self.total, rows), (self.dsinks, all_heads * item),
+            (self.each[0], rows), (self.each[1], rows), (self.top[1], best * item), (self.top[2], best * 8),
+            (self.received[1], all_heads * keys * item), (self.map[2], cells), (self.map[3], cells),
+            (self.weights[2], all_heads * self.weights[1] * keys * item),
+        ]  # fmt: skip
+        return [(address, size if address else 0) for address, size in sizes]
+
+    def run(self, isa: str, back: bool) -> None:
+        batch, heads, _, queries, keys, _, _ = self.sizes
+        message = [many(isa.encode()), number(back, self.wide, *self.sizes), struct.pack("<2d", self.scale, self.softcap)]
+        message += [self.array(view, shape) for view, shape in self.views()]
+        table, length, centre, offset = self.by_distance
+        message += [many(table.reshape(-1)), number(length, centre), many(offset), many(self.sinks), number(len(self.mask))]
+        for node in self.mask:
+            message.append(number(node.kind, node.left, node.right, node.back, node.ahead, node.block, node.key_blocks))
+            lists = (node.offset, node.count, node.query_ids, node.key_ids, node.query_flags, node.key_flags, node.table)
+            message += [many(values.reshape(-1)) for values in lists]
+            message.append(self.array(node.array, (heads, queries, keys)))
+        message += [many(ctypes.string_at(address, size) if size else b"") for address, size in self.flat()]
+        message.append(number(bool(self.each[0]), self.top[0], bool(self.received[1]), self.received[0], *self.map[:2]))
+        message += [many(self.weights[0]), number(self.weights[1])]
+        done = subprocess.run(COMMAND, input=b"".join(message), capture_output=True, check=True, timeout=300)
+        self.bring_home(done.stdout)
+
+    def bring_home(self, answer: bytes) -> None:
+        views, place = self.views(), 0
+        for index in (3, 5, 6, 7):
+            view, shape = views[index]
+            if view is None:
+                continue
+            rows = view.rows(shape)
+            for row in rows:
+                row[...] = np.frombuffer(answer, row.dtype, row.size, place).reshape(shape)
+                place += row.nbytes
+            place += not sum(row.nbytes for row in rows)  # an empty array is sent as one byte
+        for address, size in self.flat():
+            if size:
+                ctypes.memmove(address, answer[place : place + size], size)
+            place += size or 8
+        assert place == len(answer), (place, len(answer))

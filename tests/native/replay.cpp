@@ -1,0 +1,133 @@
+// One call of the compiled kernel, read from standard input and answered on standard output: how a kernel built for another
+// machine is run under emulation. `emulated.py` writes what this reads; every array is dense and in order.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "kernel.h"
+
+using namespace clearhead;
+
+namespace {
+
+template <class T> T take() {
+  T value;
+  if (std::fread(&value, sizeof(T), 1, stdin) != 1) std::exit(3);
+  return value;
+}
+
+template <class T> std::vector<T> take_many() {
+  std::vector<T> values(take<int64_t>());
+  if (!values.empty() && std::fread(values.data(), sizeof(T), values.size(), stdin) != values.size()) std::exit(3);
+  return values;
+}
+
+void give(const void* data, size_t bytes) {
+  if (bytes && std::fwrite(data, 1, bytes, stdout) != bytes) std::exit(4);
+}
+
+int size_of(int type) { return type == kFloat64 ? 8 : type == kFloat32 ? 4 : type == kBool ? 1 : 2; }
+
+// A dense array (batch, heads, rows, columns) and the view of it.
+struct Held {
+  std::vector<char> bytes;
+  View view;
+};
+
+Held take_array() {
+  Held held;
+  const int type = int(take<int64_t>());
+  const int64_t batch = take<int64_t>(), heads = take<int64_t>(), rows = take<int64_t>(), columns = take<int64_t>();
+  held.bytes = take_many<char>();
+  const int64_t col = size_of(type), row = columns * col, head = rows * row;
+  if (held.bytes.empty()) held.bytes.resize(1);  // an address that is not null
+  held.view = View{held.bytes.data(), type, {}, head, row, col};
+  for (int64_t b = 0; b < batch; ++b) held.view.batch.push_back(b * heads * head);
+  return held;
+}
+
+const Kernel* chosen(const std::string& name) {
+#if defined(__aarch64__)
+  if (name == "neon" || name.empty()) return neon::kernel();
+#else
+  if (name == "avx512" && __builtin_cpu_supports("avx512dq")) return avx512::kernel();
+  if ((name == "avx2" || name.empty()) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::kernel();
+#endif
+  return name == "portable" ? portable::kernel() : nullptr;
+}
+
+}  // namespace
+
+int main() {
+  const auto name_bytes = take_many<char>();
+  const Kernel* kernel = chosen(std::string(name_bytes.begin(), name_bytes.end()));
+  if (!kernel) return 5;
+  Call call;
+  const bool back = take<int64_t>();
+  call.wide = take<int64_t>();
+  for (int64_t* size : {&call.batch, &call.heads, &call.key_heads, &call.queries, &call.keys, &call.features, &call.width})
+    *size = take<int64_t>();
+  call.scale = take<double>();
+  call.softcap = take<double>();
+  std::vector<Held> held(9);
+  View* views[] = {&call.q, &call.k, &call.v, &call.out, &call.dout, &call.dq, &call.dk, &call.dv, &call.bias.array};
+  for (int i = 0; i < 9; ++i)
+    if (take<int64_t>()) {
+      held[i] = take_array();
+      *views[i] = held[i].view;
+    }
+  call.bias.by_distance = take_many<double>();
+  call.bias.length = take<int64_t>();
+  call.bias.centre = take<int64_t>();
+  call.bias.offset = take_many<int64_t>();
+  call.sinks = take_many<double>();
+
+  const int64_t nodes = take<int64_t>();
+  std::vector<Held> mask_arrays(nodes);
+  for (int64_t n = 0; n < nodes; ++n) {
+    MaskNode node;
+    node.kind = int(take<int64_t>());
+    node.left = int(take<int64_t>());
+    node.right = int(take<int64_t>());
+    for (int64_t* value : {&node.back, &node.ahead, &node.block, &node.key_blocks}) *value = take<int64_t>();
+    node.offset = take_many<int64_t>();
+    node.count = take_many<int64_t>();
+    node.query_ids = take_many<int64_t>();
+    node.key_ids = take_many<int64_t>();
+    node.query_flags = take_many<uint8_t>();
+    node.key_flags = take_many<uint8_t>();
+    node.table = take_many<uint8_t>();
+    if (take<int64_t>()) {
+      mask_arrays[n] = take_array();
+      node.array = mask_arrays[n].view;
+    }
+    call.mask.push_back(node);
+  }
+
+  // flat results, as they were before the call: lse, peak, total, dsinks, max_score, entropy, top weights, top indices,
+  // received, map mean, map max, rows
+  std::vector<std::vector<char>> flat(12);
+  for (auto& room : flat) {
+    room = take_many<char>();
+    if (room.empty()) room.resize(8);
+  }
+  call.lse = flat[0].data(), call.peak = flat[1].data(), call.total = flat[2].data(), call.dsinks = flat[3].data();
+  Wanted& want = call.wanted;
+  if (take<int64_t>()) want.max_score = flat[4].data(), want.entropy = flat[5].data();
+  want.top = take<int64_t>();
+  want.top_weights = flat[6].data();
+  want.top_indices = reinterpret_cast<int64_t*>(flat[7].data());
+  const int64_t received = take<int64_t>();
+  want.received_from = take<int64_t>();
+  if (received) want.received = flat[8].data();
+  want.map_rows = take<int64_t>();
+  want.map_columns = take<int64_t>();
+  want.map_mean = flat[9].data(), want.map_max = flat[10].data();
+  want.row_slot = take_many<int64_t>();
+  want.row_count = take<int64_t>();
+  want.rows = flat[11].data();
+
+  (back ? kernel->backward : kernel->forward)(call, 2);
+  for (int i : {3, 5, 6, 7}) give(held[i].bytes.data(), held[i].bytes.size());
+  for (auto& room : flat) give(room.data(), room.size());
+}
