@@ -217,3 +217,15 @@ def test_observing_32768_positions_takes_64_megabytes() -> None:
     assert beyond <= 64e6, f"{beyond / 1e6:.1f} MB beyond inputs and results"
     row = np.exp(q[-1].astype(float) @ k.T.astype(float) / 8)
     np.testing.assert_allclose(seen.queries.weights[1], row / row.sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(5, 4), (3, 7, 2), (2, 3, 5, 11)])
+def test_small_calls_take_the_short_way_and_give_the_same(shape: tuple[int, ...], dtype: str) -> None:
+    q, k, v = (RNG.standard_normal(shape).astype(dtype) for _ in range(3))
+    short = ch.attention(q, k, v)
+    assert ch.plan(q, k, v).kernel == "dense"
+    assert short.dtype == q.dtype
+    np.testing.assert_allclose(short, ch.attention(q, k, v, kernel="dense"), rtol=1e-5 if dtype == "float32" else 1e-13)
+    assert ch.attention(q[..., :0, :], k, v).shape == (*shape[:-2], 0, shape[-1])
+    assert (ch.attention(q, k[..., :0, :], v[..., :0, :]) == 0).all()  # no keys: not for the short way

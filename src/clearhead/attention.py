@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from clearhead import autograd
 from clearhead.arrays import Array, Library, dtype_name, require_array
 from clearhead.choose import choose
 from clearhead.errors import ArgumentError
 from clearhead.kernels.contract import Kernel
-from clearhead.kernels.dense import dense
+from clearhead.kernels.dense import dense, small
 from clearhead.mask import Mask
 from clearhead.observe import Observed, want
 from clearhead.positions import Bias
@@ -55,6 +57,12 @@ def attention(
     Order: scores → scale → softcap → bias → mask → softmax → dropout → values. float16 and bfloat16 are summed in
     float32. A wrong argument raises `ArgumentError`, a `ValueError`, before anything is computed.
     """
+    if type(q) is type(k) is type(v) is np.ndarray and not any(
+        option is not None for option in (mask, bias, scale, softcap, sinks, dropout, kernel)
+    ):
+        output = small(q, k, v)
+        if output is not None:
+            return output
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     return problem.restore(_run(choose(problem, kernel)[0], problem).output)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from clearhead.errors import ArgumentError, KernelRefused
 from clearhead.kernels.compiled import compiled
 from clearhead.kernels.contract import Kernel
-from clearhead.kernels.dense import dense
+from clearhead.kernels.dense import SMALL_NUMPY, dense
 from clearhead.kernels.tiled import tiled
 from clearhead.problem import Problem
 
@@ -25,6 +25,8 @@ def preference(problem: Problem) -> list[tuple[Kernel, str]]:
     side = "at most" if small else "more than"
     by_size = f"{scores:,} scores are {side} {SMALL:,}"
     order: list[tuple[Kernel, str]] = [(compiled, "it is the fastest on this CPU")]
+    if scores <= SMALL_NUMPY and problem.plain and problem.library.name == "numpy":
+        return [(dense, f"{scores:,} scores cost NumPy less than preparing a kernel"), *order, (tiled, by_size)]
     order += [(kernel, by_size) for kernel in ((dense, tiled) if small else (tiled, dense))]
     return order
 

@@ -68,6 +68,12 @@ class Problem:
         arrays = {"q": self.q, "k": self.k, "v": self.v, "bias": parameter, "sinks": self.sinks}
         return tuple(name for name, array in arrays.items() if is_torch(array) and array.requires_grad)
 
+    @property
+    def plain(self) -> bool:
+        """True for q, k and v alone: no option, and nothing to observe."""
+        options = (self.mask, self.bias, self.softcap, self.sinks, self.dropout, self.want)
+        return all(option is None for option in options) and self.scale == self.q.shape[-1] ** -0.5
+
     def restore(self, array: Array) -> Array:
         """An array with this call's leading axes, in the layout that the caller's arrays had."""
         return array[0, ...] if self.headless else array

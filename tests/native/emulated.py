@@ -162,13 +162,31 @@ class Call:
 
     def run(self, isa: str, back: bool) -> None:
         batch, heads, _, queries, keys, _, _ = self.sizes
-        message = [many(isa.encode()), number(back, self.wide, *self.sizes), struct.pack("<2d", self.scale, self.softcap)]
+        message = [
+            many(isa.encode()),
+            number(back, self.wide, *self.sizes),
+            struct.pack("<2d", self.scale, self.softcap),
+        ]
         message += [self.array(view, shape) for view, shape in self.views()]
         table, length, centre, offset = self.by_distance
-        message += [many(table.reshape(-1)), number(length, centre), many(offset), many(self.sinks), number(len(self.mask))]
+        message += [
+            many(table.reshape(-1)),
+            number(length, centre),
+            many(offset),
+            many(self.sinks),
+            number(len(self.mask)),
+        ]
         for node in self.mask:
             message.append(number(node.kind, node.left, node.right, node.back, node.ahead, node.block, node.key_blocks))
-            lists = (node.offset, node.count, node.query_ids, node.key_ids, node.query_flags, node.key_flags, node.table)
+            lists = (
+                node.offset,
+                node.count,
+                node.query_ids,
+                node.key_ids,
+                node.query_flags,
+                node.key_flags,
+                node.table,
+            )
             message += [many(values.reshape(-1)) for values in lists]
             message.append(self.array(node.array, (heads, queries, keys)))
         message += [many(ctypes.string_at(address, size) if size else b"") for address, size in self.flat()]

@@ -208,7 +208,7 @@ class Running:
         else:
             node.kind = ARRAY
             array = part.array if isinstance(part, Where) else part.tile(range(grid.queries), range(grid.keys), grid)
-            node.array = self.view(to_numpy(array))
+            node.array = self.view(np.full((1, 1, 1), array) if isinstance(array, bool) else to_numpy(array))
 
     def spread(self, ids: np.ndarray, length: int) -> np.ndarray:
         """Ids (…, length) for each batch row."""

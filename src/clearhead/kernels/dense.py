@@ -15,6 +15,10 @@ from clearhead.observe import Observed
 from clearhead.problem import Problem
 
 
+# Scores up to which NumPy's own steps are faster than any kernel's preparation (`make bench-cpu`).
+SMALL_NUMPY = 4096
+
+
 class Dense:
     """The formula as it is written."""
 
@@ -90,6 +94,28 @@ def summed_to(xp: Any, array: Array, shape: tuple[int, ...]) -> Array:
     """The sum over the axes that were broadcast from `shape`."""
     axes = tuple(i for i, (have, want) in enumerate(zip(array.shape, shape, strict=True)) if have != want)
     return xp.sum(array, axis=axes, keepdims=True) if axes else array
+
+
+def small(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray | None:
+    """The formula for a small call with no options, in as few steps as NumPy takes; None for any other call.
+
+    Checking such a call in full takes longer than computing it. Whatever is unusual is left to the full check.
+    """
+    ndim, dtype, lead = q.ndim, q.dtype, q.shape[:-2]
+    if not (2 <= ndim == k.ndim == v.ndim and dtype.char in "fd" and dtype == k.dtype == v.dtype):
+        return None
+    keys, features = k.shape[-2:]
+    if not (lead == k.shape[:-2] and k.shape[:-1] == v.shape[:-1] and features == q.shape[-1] and features and keys):
+        return None
+    if q.size * keys > SMALL_NUMPY * features:
+        return None
+    scores = q @ k.swapaxes(-1, -2)
+    scores *= features**-0.5
+    scores -= scores.max(-1, keepdims=True)
+    np.exp(scores, out=scores)
+    output: np.ndarray = scores @ v
+    output /= scores.sum(-1, keepdims=True)
+    return output
 
 
 dense = Dense()
