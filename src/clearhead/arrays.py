@@ -107,7 +107,7 @@ class Library:
     def of(cls, array: Array) -> Library:
         """The library that owns `array`."""
         if type(array) is np.ndarray:
-            return NUMPY
+            return _numpy()
         if is_torch(array):
             return _torch_on(array.device)
         xp = array_api_compat.array_namespace(array)
@@ -167,7 +167,10 @@ class Library:
         return xp.take_along_axis(values, places, axis=-1), places
 
 
-NUMPY = Library("numpy", array_api_compat.array_namespace(np.empty(0)), "cpu")
+@cache
+def _numpy() -> Library:
+    """NumPy, looked up at the first call: its standard namespace takes a tenth of a second to import."""
+    return Library("numpy", array_api_compat.array_namespace(np.empty(0)), "cpu")
 
 
 @cache

@@ -72,11 +72,16 @@ class Problem:
     def plain(self) -> bool:
         """True for q, k and v alone: no option, and nothing to observe."""
         options = (self.mask, self.bias, self.softcap, self.sinks, self.dropout, self.want)
-        return all(option is None for option in options) and self.scale == self.q.shape[-1] ** -0.5
+        return all(option is None for option in options) and self.scale == default_scale(self.q)
 
     def restore(self, array: Array) -> Array:
         """An array with this call's leading axes, in the layout that the caller's arrays had."""
         return array[0, ...] if self.headless else array
+
+
+def default_scale(q: Array) -> float:
+    """1/√D."""
+    return 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
 
 
 def broadcast(first: tuple[int, ...], *others: tuple[int, ...]) -> tuple[int, ...]:
@@ -106,9 +111,8 @@ def pose(
     rank = max(q.ndim, k.ndim, v.ndim)
     q, k, v = (a[(None,) * (rank - a.ndim) + (...,)] for a in (q, k, v))
     _check_shapes(q, k, v)
-    features = q.shape[-1]
     if scale is None:
-        scale = 1.0 / math.sqrt(features) if features else 1.0
+        scale = default_scale(q)
     problem = Problem(
         q,
         k,

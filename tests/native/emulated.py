@@ -1,6 +1,6 @@
 """Stands in for the compiled kernel: each call is handed to a program for another machine, run under emulation.
 
-CLEARHEAD_EMULATE is the command that runs `replay`; CLEARHEAD_TEST_NATIVE names this file, and the conformance suite then
+CLEARHEAD_EMULATE is the command that runs `replay`; CLEARHEAD_TEST_NATIVE names this file; the conformance suite then
 holds the other machine's kernel to every case.
 """
 
@@ -161,7 +161,7 @@ class Call:
         return [(address, size if address else 0) for address, size in sizes]
 
     def run(self, isa: str, back: bool) -> None:
-        batch, heads, _, queries, keys, _, _ = self.sizes
+        _, heads, _, queries, keys, _, _ = self.sizes
         message = [
             many(isa.encode()),
             number(back, self.wide, *self.sizes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
 from clearhead.observe import Observed
 from clearhead.problem import Problem
-
 
 # Scores up to which NumPy's own steps are faster than any kernel's preparation (`make bench-cpu`).
 SMALL_NUMPY = 4096
@@ -110,7 +110,7 @@ def small(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray | None:
     if q.size * keys > SMALL_NUMPY * features:
         return None
     scores = q @ k.swapaxes(-1, -2)
-    scores *= features**-0.5
+    scores *= 1.0 / math.sqrt(features)
     scores -= scores.max(-1, keepdims=True)
     np.exp(scores, out=scores)
     output: np.ndarray = scores @ v
