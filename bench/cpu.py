@@ -2,8 +2,8 @@
 
     python bench/cpu.py [--quick] [--json FILE]
 
-Every ratio is the median time of the peer divided by ours, above 1 where we are faster. Peers run as users run them: with
-all threads, on contiguous float32 tensors of batch 1 and 8 heads.
+Every ratio is the median time of the peer divided by ours, above 1 where we are faster. Peers run as users run them,
+with all threads, on contiguous float32 tensors of batch 1 and 8 heads.
 """
 
 from __future__ import annotations

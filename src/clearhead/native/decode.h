@@ -34,6 +34,9 @@ template <class T> class Reader {
     return scratch_.data() + slot * columns_;
   }
 
+  bool direct() const { return direct_; }
+  const char* at(int64_t r) const { return base_ + r * view_.row; }
+
  private:
   const View& view_;
   const char* base_;
@@ -76,6 +79,40 @@ inline void add_weighted(const T* weights, const T* const* rows, int64_t columns
   }
   for (; c < columns; ++c)
     for (int x = 0; x < count; ++x) sums[c] += weights[x] * rows[x][c];
+}
+
+// Rows of 16 vectors, as they lie in the caller's memory: a query, or the sums of values, then stays in registers while
+// the rows stream by. These are the common widths, and reading is all that decoding does.
+constexpr int kWide = 16;
+
+template <class T> inline void stream_dots(const T* q, const char* rows, int64_t stride, int64_t count, T* out) {
+  constexpr int lanes = kLanes<T>;
+  Vec<T> query[kWide];
+  for (int x = 0; x < kWide; ++x) query[x] = load<T>(q + x * lanes);
+  for (int64_t j = 0; j < count; j += 4) {
+    Vec<T> sums[4] = {};
+    for (int64_t n = 0; n < std::min<int64_t>(4, count - j); ++n) {
+      const T* row = reinterpret_cast<const T*>(rows + (j + n) * stride);
+      Vec<T> part[4] = {};
+      for (int x = 0; x < kWide; ++x) part[x % 4] += query[x] * load<T>(row + x * lanes);
+      sums[n] = (part[0] + part[1]) + (part[2] + part[3]);
+    }
+    T four[4];
+    sums_of_four<T>(sums, four);
+    std::copy(four, four + std::min<int64_t>(4, count - j), out + j);
+  }
+}
+
+template <class T> inline void stream_sums(const T* weights, const char* rows, int64_t stride, int64_t count, T* sums) {
+  constexpr int lanes = kLanes<T>;
+  Vec<T> total[kWide];
+  for (int x = 0; x < kWide; ++x) total[x] = load<T>(sums + x * lanes);
+  for (int64_t j = 0; j < count; ++j) {
+    if (weights[j] == 0) continue;  // also keeps NaN in padding out
+    const T* row = reinterpret_cast<const T*>(rows + j * stride);
+    for (int x = 0; x < kWide; ++x) total[x] += weights[j] * load<T>(row + x * lanes);
+  }
+  for (int x = 0; x < kWide; ++x) store<T>(sums + x * lanes, total[x]);
 }
 
 // What the scores of row (head h, query i) become after the product: scale, softcap, bias, mask.
@@ -142,7 +179,11 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
   }
   Reader<T> keys(call.k, b, head, call.features), values(call.v, b, head, call.width);
   const T* lines[kAtOnce];
-  for (int64_t j = j0; j < j1; j += kAtOnce) {
+  constexpr int64_t wide = kWide * kLanes<T>;
+  const bool stream_keys = call.features == wide && keys.direct(), stream_values = call.width == wide && values.direct();
+  for (int64_t r = 0; stream_keys && r < rows; ++r)
+    stream_dots<T>(q.data() + r * wide, keys.at(j0), call.k.row, j1 - j0, s.data() + r * count);
+  for (int64_t j = j0; !stream_keys && j < j1; j += kAtOnce) {
     const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
     for (int x = 0; x < real; ++x) lines[x] = keys.row(j + x, x);
     for (int64_t r = 0; r < rows; ++r) {
@@ -156,7 +197,9 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
     finish_scores<T>(call, units, b, head * group + r / call.queries, r % call.queries, j0, j1, s.data() + r * count);
     pieces[r] = exponentials<T>(s.data() + r * count, count, units.factor, call.width);
   }
-  for (int64_t j = j0; j < j1; j += kAtOnce) {
+  for (int64_t r = 0; stream_values && r < rows; ++r)
+    stream_sums<T>(s.data() + r * count, values.at(j0), call.v.row, j1 - j0, pieces[r].values.data());
+  for (int64_t j = j0; !stream_values && j < j1; j += kAtOnce) {
     const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
     for (int x = 0; x < real; ++x) lines[x] = values.row(j + x, x);
     for (int64_t r = 0; r < rows; ++r) {
