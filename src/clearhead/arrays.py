@@ -26,9 +26,10 @@ def dtype_name(array: Array) -> str:
     'float32'
     """
     dtype = array.dtype
-    name = _NAMES.get(dtype)
+    key = (type(dtype), dtype)  # dtypes of two libraries do not like to be compared
+    name = _NAMES.get(key)
     if name is None:
-        name = _NAMES[dtype] = str(dtype).rsplit(".", 1)[-1]
+        name = _NAMES[key] = str(dtype).rsplit(".", 1)[-1]
     return name
 
 
