@@ -9,6 +9,7 @@ from clearhead.observe import Observed
 from clearhead.partial import Partial, merge
 from clearhead.plan import Plan, plan
 from clearhead.positions import Linear, Yarn, alibi, relative_bias, rotary, sinusoidal
+from clearhead.trace import Trace, trace
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ __all__ = [
     "Observed",
     "Partial",
     "Plan",
+    "Trace",
     "Yarn",
     "alibi",
     "attention",
@@ -37,6 +39,7 @@ __all__ = [
     "relative_bias",
     "rotary",
     "sinusoidal",
+    "trace",
     "where",
     "window",
 ]

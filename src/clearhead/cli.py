@@ -26,7 +26,8 @@ from clearhead.attention import observe
 from clearhead.errors import ArgumentError
 from clearhead.examples import EXAMPLES, Example
 from clearhead.masks import causal as causal_mask
-from clearhead.textbook import ScaledDotProductAttention, bar, position_of
+from clearhead.textbook import ScaledDotProductAttention
+from clearhead.tokens import bar, position_of
 
 # Narrower than this the tables would lose digits; a terminal that narrow wraps the lines instead.
 NARROWEST = 56
