@@ -1,5 +1,8 @@
 """Exact scaled dot-product attention that you can see through."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from clearhead.attention import attention, gradients, observe
 from clearhead.dropout import Dropout
 from clearhead.errors import ArgumentError, KernelRefused
@@ -10,6 +13,9 @@ from clearhead.partial import Partial, merge
 from clearhead.plan import Plan, plan
 from clearhead.positions import Linear, Yarn, alibi, relative_bias, rotary, sinusoidal
 from clearhead.trace import Trace, trace
+
+if TYPE_CHECKING:
+    from clearhead.doctor import Report, check
 
 __version__ = "0.1.0"
 
@@ -22,11 +28,13 @@ __all__ = [
     "Observed",
     "Partial",
     "Plan",
+    "Report",
     "Trace",
     "Yarn",
     "alibi",
     "attention",
     "causal",
+    "check",
     "documents",
     "global_tokens",
     "gradients",
@@ -43,3 +51,12 @@ __all__ = [
     "where",
     "window",
 ]
+
+# What is looked at after the fact is imported when it is first asked for, so that `import clearhead` stays light
+_LATER = {"check": "clearhead.doctor", "Report": "clearhead.doctor"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
