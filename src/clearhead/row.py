@@ -67,7 +67,8 @@ class Row:
 
     def contribution(self, key: int) -> np.ndarray:
         """What one value adds to the output, (Dv,): nothing where the query may not attend, whatever is there."""
-        return self.final[key] * self.v[key] if self.may(key) else np.zeros_like(self.v[key])
+        with np.errstate(invalid="ignore", over="ignore"):
+            return self.final[key] * self.v[key] if self.may(key) else np.zeros_like(self.v[key])
 
 
 def row_of(problem: Problem, query: int, at: tuple[int, ...]) -> Row:
@@ -104,7 +105,8 @@ def row_of(problem: Problem, query: int, at: tuple[int, ...]) -> Row:
     peak = answer.max_score[0]
     top = peak if sinks is None else max(peak, sinks[0])
     shift = q.dtype.type(0) if top == -np.inf else top
-    exponentials = np.exp(scores - shift)
+    with np.errstate(invalid="ignore", over="ignore"):  # ∞ − ∞ is NaN, and shown as that
+        exponentials = np.exp(scores - shift)
     sink_exponential = None if sinks is None else float(np.exp(sinks[0] - shift))
     weights = answer.weights[0]
     return Row(

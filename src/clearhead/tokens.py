@@ -37,14 +37,14 @@ def position_of(argument: str, token: int | str, tokens: Sequence[str]) -> int:
     raise ArgumentError(argument, f"is {token!r}, expected one of {named}, or a position from {-count} to {count - 1}")
 
 
-def names_for(argument: str, tokens: Sequence[str] | None, count: int, kind: str) -> tuple[str, ...]:
+def names_for(argument: str, tokens: Sequence[str] | None, count: int, kind: str, prefix: str = "") -> tuple[str, ...]:
     """One name for each position: the tokens given, checked, or the positions themselves.
 
-    >>> names_for("tokens", None, 3, "keys")
-    ('0', '1', '2')
+    >>> names_for("tokens", None, 2, "keys"), names_for("tokens", None, 2, "keys", prefix="key ")
+    (('0', '1'), ('key 0', 'key 1'))
     """
     if tokens is None:
-        return tuple(str(i) for i in range(count))
+        return tuple(f"{prefix}{i}" for i in range(count))
     if isinstance(tokens, str):
         raise ArgumentError(argument, f"is one string, expected a name for each of {count} {kind}")
     names = tuple(map(str, tokens))

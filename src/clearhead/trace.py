@@ -99,9 +99,9 @@ class Trace:
         >>> one = ch.trace(np.array([[1.0, 0.0]]), np.eye(2), np.array([[1.0], [3.0]]), query=0, scale=1.0)
         >>> for operation in list(one.walk())[:3]:
         ...     print(operation)
-        1. 0, feature 1: 0.0000 + 1·1 = 1.0000.
-        2. 0, feature 2: 1.0000 + 0·0 = 1.0000.
-        3. 0: the dot product 1.0000 × scale 1.0000 = 1.0000.
+        1. key 0, feature 1: 0.0000 + 1·1 = 1.0000.
+        2. key 0, feature 2: 1.0000 + 0·0 = 1.0000.
+        3. key 0: the dot product 1.0000 × scale 1.0000 = 1.0000.
         """
         hidden = [] if self.row.allowed is None else np.flatnonzero(~self.row.allowed).tolist()
         return walk(self.row, self.tokens, {j: self.why(j) for j in hidden})
@@ -219,7 +219,7 @@ def trace(
     """
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     grid = problem.grid
-    keys = names_for("tokens", tokens, grid.keys, "keys")
+    keys = names_for("tokens", tokens, grid.keys, "keys", prefix="key ")
     if query_tokens is None and tokens is not None and grid.queries == grid.keys:
         query_tokens = keys
     queries = names_for("query_tokens", query_tokens, grid.queries, "queries")

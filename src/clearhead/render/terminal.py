@@ -16,8 +16,8 @@ from rich.text import Text
 from clearhead.render.page import Line, Page, Step
 from clearhead.tokens import bar
 
-# What a block of steps may take: two stand side by side in 120 columns, three in 180
-WIDEST = 56
+# What a step may take: two stand side by side in 120 columns, three in 180
+NARROW, WIDEST = 56, 72
 GAP = 4
 # Arithmetic narrower than this is broken into too many lines
 ROOM = 30
@@ -43,7 +43,8 @@ def terminal(page: Page, width: int) -> Iterable[RenderableType]:
     yield ""
     yield from (Text(line, style="bold cyan") for line in textwrap.wrap(page.formula, width))
     yield ""
-    block = min(width, WIDEST)
+    beside = max(width // (NARROW + GAP), 1)
+    block = min((width - GAP * (beside - 1)) // beside, WIDEST)
     yield Columns([_block(number, step, block) for number, step in enumerate(page.steps, 1)], padding=(0, GAP))
 
 
@@ -91,9 +92,10 @@ def _lines(lines: tuple[Line, ...], width: int) -> RenderableType:
     names = max((cell_len(visible(line.name)) for line in lines), default=0)
     results = max((cell_len(line.result) for line in lines), default=0)
     names = min(names, max(8, width // 4))
-    room = width - names - 2 - (results + 2 if used["result"] else 0)
+    signed = results + (2 if used["worked"] else 0)
+    room = width - names - 2 - (signed + 2 if used["result"] else 0)
     table.add_column(width=names, overflow="ellipsis", no_wrap=True)
-    longest = max((cell_len(line.worked) for line in lines), default=0) + 2
+    longest = max((cell_len(line.worked) for line in lines), default=0)
     if used["worked"] and room < min(longest, ROOM):
         # a long result, such as a vector, stands after its arithmetic and not in a column of its own
         table.add_column(width=width - names - 2, overflow="fold")
@@ -105,7 +107,7 @@ def _lines(lines: tuple[Line, ...], width: int) -> RenderableType:
         table.add_column(width=worked, overflow="fold")
         room -= worked + 2
     if used["result"]:
-        table.add_column(justify="right", no_wrap=True, width=results, style="bold")
+        table.add_column(justify="right", no_wrap=True, width=signed, style="bold")
     if used["share"]:
         table.add_column(no_wrap=True, style="cyan")
     if used["note"]:
@@ -114,9 +116,11 @@ def _lines(lines: tuple[Line, ...], width: int) -> RenderableType:
     for line in lines:
         cells = [Text(visible(line.name))]
         if used["worked"]:
-            cells.append(Text(line.worked + (" =" if line.result and line.worked else "")))
+            cells.append(Text(line.worked))
         if used["result"]:
-            cells.append(Text(line.result))
+            # padded here, so that the signs stand in one column and the decimals in another
+            sign = "" if not used["worked"] else "= " if line.worked else "  "
+            cells.append(Text(f"{sign}{line.result:>{results}}"))
         if used["share"]:
             cells.append(Text(visible(line.note) if line.share is None else bar(line.share, blocks)))
         if used["note"]:
