@@ -16,6 +16,8 @@ from clearhead.trace import Trace, trace
 
 if TYPE_CHECKING:
     from clearhead.doctor import Report, check
+    from clearhead.profiling import Profile, profile
+    from clearhead.scales import Scaling, scaling
 
 __version__ = "0.1.0"
 
@@ -28,7 +30,9 @@ __all__ = [
     "Observed",
     "Partial",
     "Plan",
+    "Profile",
     "Report",
+    "Scaling",
     "Trace",
     "Yarn",
     "alibi",
@@ -43,9 +47,11 @@ __all__ = [
     "observe",
     "plan",
     "prefix",
+    "profile",
     "random_blocks",
     "relative_bias",
     "rotary",
+    "scaling",
     "sinusoidal",
     "trace",
     "where",
@@ -53,7 +59,14 @@ __all__ = [
 ]
 
 # What is looked at after the fact is imported when it is first asked for, so that `import clearhead` stays light
-_LATER = {"check": "clearhead.doctor", "Report": "clearhead.doctor"}
+_LATER = {
+    "Profile": "clearhead.profiling",
+    "Report": "clearhead.doctor",
+    "Scaling": "clearhead.scales",
+    "check": "clearhead.doctor",
+    "profile": "clearhead.profiling",
+    "scaling": "clearhead.scales",
+}
 
 
 def __getattr__(name: str) -> Any:
