@@ -36,7 +36,7 @@ def test_published_configurations() -> None:
     assert cost("ViT-L/16").matrix_bytes == 24 * 16 * 197 * 197 * 2
     assert cost("AlphaFold 2").matrix_bytes == 48 * 128 * 8 * 256 * 256 * 2
     assert all(one.source for one in PUBLISHED.values())
-    assert all(len(line) <= 100 for name in PUBLISHED for line in str(cost(name)).splitlines())
+    assert all(len(line) <= 64 for name in PUBLISHED for line in str(cost(name)).splitlines())
     with pytest.raises(ch.ArgumentError, match="configuration: is 'GPT-9'"):
         cost("GPT-9")
 

@@ -16,6 +16,16 @@ from clearhead.trace import Trace, trace
 
 if TYPE_CHECKING:
     from clearhead.doctor import Report, check
+    from clearhead.plots import (
+        plot_attention,
+        plot_bias,
+        plot_entropy,
+        plot_geometry,
+        plot_heads,
+        plot_mask,
+        plot_profile,
+        plot_scaling,
+    )
     from clearhead.profiling import Profile, profile
     from clearhead.scales import Scaling, scaling
 
@@ -46,6 +56,14 @@ __all__ = [
     "merge",
     "observe",
     "plan",
+    "plot_attention",
+    "plot_bias",
+    "plot_entropy",
+    "plot_geometry",
+    "plot_heads",
+    "plot_mask",
+    "plot_profile",
+    "plot_scaling",
     "prefix",
     "profile",
     "random_blocks",
@@ -64,6 +82,14 @@ _LATER = {
     "Report": "clearhead.doctor",
     "Scaling": "clearhead.scales",
     "check": "clearhead.doctor",
+    "plot_attention": "clearhead.plots",
+    "plot_bias": "clearhead.plots",
+    "plot_entropy": "clearhead.plots",
+    "plot_geometry": "clearhead.plots",
+    "plot_heads": "clearhead.plots",
+    "plot_mask": "clearhead.plots",
+    "plot_profile": "clearhead.plots",
+    "plot_scaling": "clearhead.plots",
     "profile": "clearhead.profiling",
     "scaling": "clearhead.scales",
 }

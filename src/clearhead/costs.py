@@ -79,15 +79,15 @@ class Cost:
         shared = f" over {one.key_heads}" if one.key_heads != one.heads else ""
         batch = f", batch {one.batch}" if one.batch != 1 else ""
         sizes = f"{one.layers} layers, {one.heads} heads{shared}, {one.features} features"
-        rows = [f"{one.name}: {sizes}, {one.tokens:,} tokens{batch}"]
+        rows = [one.name, f"  {sizes}, {one.tokens:,} tokens{batch}"]
         counts: list[tuple[str, int | None, int, str]] = [
             (step.name, step.flops, step.bytes, "") for step in self.steps
         ]
         counts += [
             ("all", self.flops, self.bytes, ""),
-            ("fused", None, self.fused_bytes, "where the matrix is never built"),
+            ("fused", None, self.fused_bytes, "the matrix is never built"),
             ("matrix", None, self.matrix_bytes, ""),
-            ("cache", None, self.cache_bytes, "keys and values of all tokens"),
+            ("cache", None, self.cache_bytes, "keys and values"),
         ]
         for name, flops, moved, words in counts:
             operations = "" if flops is None else quantity(flops, 1000, "FLOP")
@@ -100,15 +100,16 @@ def cost(configuration: Configuration | str) -> Cost:
 
     >>> from clearhead.costs import cost
     >>> print(cost("LLaMA-2 70B"))
-    LLaMA-2 70B: 80 layers, 64 heads over 8, 128 features, 4,096 tokens
+    LLaMA-2 70B
+      80 layers, 64 heads over 8, 128 features, 4,096 tokens
       scores    21.99 TFLOP   165.6 GiB
       scale      85.9 GFLOP     320 GiB
       softmax   429.5 GFLOP     320 GiB
       values    21.99 TFLOP   165.6 GiB
       all        44.5 TFLOP   971.2 GiB
-      fused                   11.25 GiB  where the matrix is never built
+      fused                   11.25 GiB  the matrix is never built
       matrix                    160 GiB
-      cache                    1.25 GiB  keys and values of all tokens
+      cache                    1.25 GiB  keys and values
 
     A multiply and an add are two operations; a softmax is five for each score: maximum, difference, exponential, sum
     and quotient. Bytes are those of the formula as it is written, each step reading and writing whole arrays.

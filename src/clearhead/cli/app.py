@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import sys
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from clearhead.cli import check, explain, plan
+from clearhead.cli import check, explain, plan, plot, profile
 from clearhead.errors import ArgumentError, KernelRefused
 
 # Every mistake on the command line is one of these, wherever the installed typer keeps its classes
@@ -75,8 +76,9 @@ def group(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-for command in (explain.explain, check.check, plan.plan):
-    app.command()(command)
+for command in (explain.explain, check.check, plan.plan, profile.profile, profile.scaling, plot.plot):
+    # a line of \b keeps the lines after it as they are; docstrings are raw, and click wants the character
+    app.command(help=inspect.cleandoc(command.__doc__ or "").replace(r"\b", "\b"))(command)
 
 
 def main() -> None:
