@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from clearhead.cli import check, explain, plan, plot, profile
+from clearhead.cli import check, explain, plan, plot, profile, scaling
 from clearhead.errors import ArgumentError, KernelRefused
 
 # Every mistake on the command line is one of these, wherever the installed typer keeps its classes
@@ -76,9 +76,17 @@ def group(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-for command in (explain.explain, check.check, plan.plan, profile.profile, profile.scaling, plot.plot):
+COMMANDS = {
+    explain.explain: "Every step of a call, and of one query.",
+    check.check: "Is an implementation right?",
+    plan.plan: "Which kernel, why, at what cost.",
+    profile.profile: "Time and memory as lengths grow.",
+    scaling.scaling: "Why scores are divided by √d.",
+    plot.plot: "Pictures, as PNG or SVG.",
+}
+for command, short in COMMANDS.items():
     # a line of \b keeps the lines after it as they are; docstrings are raw, and click wants the character
-    app.command(help=inspect.cleandoc(command.__doc__ or "").replace(r"\b", "\b"))(command)
+    app.command(short_help=short, help=inspect.cleandoc(command.__doc__ or "").replace(r"\b", "\b"))(command)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`clearhead profile` and `clearhead scaling`: what attention costs as it grows, and why scores are scaled."""
+"""`clearhead profile`: what attention costs as lengths grow, measured and on paper."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from clearhead.errors import ArgumentError
 from clearhead.profiling import LENGTHS, Profile
 from clearhead.profiling import profile as measure
 from clearhead.render.terminal import printed
-from clearhead.scales import DIMENSIONS
-from clearhead.scales import scaling as draw
 from clearhead.spelling import read_mask
 
 
@@ -81,7 +79,7 @@ def profile(
     if json:
         typer.echo(found.json())
     else:
-        _side_by_side(found.blocks())
+        side_by_side(found.blocks())
 
 
 def _paper(json: bool) -> None:
@@ -97,33 +95,8 @@ def _paper(json: bool) -> None:
     printed(console, Columns(blocks, padding=(0, 4)))
 
 
-def scaling(
-    d_k: Annotated[
-        str | None, typer.Option("--d-k", help=f"Features, with commas; {','.join(map(str, DIMENSIONS))} unless given.")
-    ] = None,
-    keys: Annotated[int, typer.Option(min=1, max=4096, help="How many keys.")] = 64,
-    queries: Annotated[int, typer.Option(min=1, max=4096, help="How many queries are drawn.")] = 256,
-    sigma: Annotated[float, typer.Option(help="Standard deviation of each feature.")] = 1.0,
-    json: inputs.Json = False,
-) -> None:
-    r"""Show why scores are divided by √d: what the softmax does with and without it.
-
-    \b
-    Examples:
-      clearhead scaling
-      clearhead scaling --d-k 16,256,4096 --sigma 0.5
-    """
-    chosen = list(DIMENSIONS) if d_k is None else numbers("--d-k", d_k)
-    if max(chosen) > 2**16:
-        raise ArgumentError("--d-k", f"has {max(chosen):,}, expected at most {2**16:,}")
-    found = draw(chosen, keys=keys, queries=queries, sigma=sigma)
-    if json:
-        typer.echo(found.json())
-    else:
-        _side_by_side(found.blocks())
-
-
-def _side_by_side(blocks: list[str]) -> None:
+def side_by_side(blocks: list[str]) -> None:
+    """Print blocks beside one another where there is room, and else one after the other."""
     console = Console(highlight=False)
     wide = console.width >= 2 * max(len(line) for block in blocks for line in block.splitlines()) + 6
     if wide:

@@ -65,6 +65,8 @@ def label_positions(ax: Axes, keys: Sequence[str] | int, queries: Sequence[str] 
         labels = [str(i) if isinstance(names, int) else short(names[i]) for i in places]
         axis.set_ticks(places, labels)
         axis.set_label_text(kind)
+        if len(labels) > MOST_TICKS // 2:
+            axis.set_tick_params(labelsize="x-small")
         if kind == "key" and len(labels) * (max(map(len, labels), default=0) + 1) > room:
             ax.tick_params(axis="x", labelrotation=90)
 

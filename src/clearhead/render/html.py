@@ -19,7 +19,9 @@ STYLE = """
 .clearhead table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 .clearhead td{padding:.15rem .75rem .15rem 0;border-bottom:1px solid var(--line);white-space:pre;text-align:left}
 .clearhead td.worked,.clearhead td.result{font-family:ui-monospace,Menlo,Consolas,monospace}
-.clearhead td.result{text-align:right;font-weight:600}
+.clearhead td.worked{white-space:normal;max-width:40rem}
+.clearhead td.result{text-align:right;font-weight:600;vertical-align:bottom}
+.clearhead p.says{color:var(--ink);font-variant-numeric:tabular-nums}
 .clearhead td.note{color:var(--soft);white-space:normal}
 .clearhead tr.faint td{color:var(--soft)}
 .clearhead .bar{display:inline-block;height:.8em;min-width:1px;background:var(--hue);border-radius:2px;
@@ -50,11 +52,11 @@ def _step(number: int, step: Step) -> str:
     parts = [f'<h3>{number}. {escape(step.title)} <span class="formula">{escape(step.formula)}</span></h3>']
     if step.lines:
         bars = any(line.share is not None for line in step.lines)
-        notes = any(line.note for line in step.lines)
+        notes = any(line.note for line in step.lines) and not bars  # a note stands where its line has no bar
         rows = "".join(_row(line, bars, notes) for line in step.lines)
         parts.append(f'<div class="scroll"><table>{rows}</table></div>')
     if step.says:
-        parts.append(f"<p>{escape(step.says)}</p>")
+        parts.append(f'<p class="says">{escape(step.says)}</p>')
     return "".join(parts)
 
 
@@ -66,9 +68,12 @@ def _row(line: Line, bars: bool, notes: bool) -> str:
         f'<td class="result">{escape(line.result)}</td>',
     ]
     if bars:
-        share = 0.0 if line.share is None else min(max(line.share, 0.0), 1.0)
-        drawn = "" if line.share is None else f'<span class="bar" style="width:{100 * share:.2f}%"></span>'
-        cells.append(f'<td><span class="track">{drawn}</span></td>')
+        if line.share is None:
+            cells.append(f'<td class="note">{escape(line.note)}</td>')
+        else:
+            width = 100 * min(max(line.share, 0.0), 1.0)
+            drawn = f'<span class="bar" style="width:{width:.2f}%"></span>'
+            cells.append(f'<td><span class="track">{drawn}</span></td>')
     if notes:
         cells.append(f'<td class="note">{escape(line.note)}</td>')
     faint = ' class="faint"' if line.faint else ""
