@@ -153,6 +153,34 @@ def reversed_axes(q, k, v):
     return softmax(q @ k.T / root(q)) @ v
 
 
+class TorchInterleaved(nn.Module):
+    """One matrix for queries, keys and values, head by head."""
+
+    def __init__(self, width: int = 12, heads: int = 3) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.num_heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).view(B, T, self.num_heads, -1).transpose(1, 2).chunk(3, dim=-1)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, C))
+
+
+def torch_eager(query, key, value, attention_mask=None, scaling=None):
+    """Heads first in, positions first out, softmax in float32: as in Transformers."""
+    scores = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = torch.nan_to_num(F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)))
+    return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), weights
+
+
+def numpy_merged(q, k, v, mask):
+    """Merged heads come back, and the mask has no default."""
+    output = numpy_bhtd(q, k, v, mask)
+    return output.swapaxes(1, 2).reshape(q.shape[0], q.shape[2], -1)
+
+
 RIGHT = {
     "numpy (B, H, T, D), True attends": numpy_bhtd,
     "numpy, (weights, output), True hides": numpy_returns_weights_first,
@@ -167,6 +195,9 @@ RIGHT = {
     "torch's own module, batch second, training": nn.MultiheadAttention(12, 3, dropout=0.2).train(),
     "torch causal self-attention": TorchSelfAttention(),
     "torch multi-head": TorchMultiHead(),
+    "torch self-attention, one matrix head by head": TorchInterleaved(),
+    "torch, other axes out than in": torch_eager,
+    "numpy, heads merged on the way out": numpy_merged,
     "jax (B, T, D), 1 attends": jax_btd,
     "jax's own function": jax.nn.dot_product_attention,
 }

@@ -178,7 +178,8 @@ def test_help_is_shown(arguments: str) -> None:
 
 
 def test_import_brings_neither_rich_nor_typer() -> None:
-    code = "import sys, clearhead, clearhead.textbook; print({'rich', 'typer', 'torch', 'jax', 'matplotlib', 'clearhead.doctor'} & set(sys.modules))"
+    heavy = "{'rich', 'typer', 'torch', 'jax', 'matplotlib', 'clearhead.doctor', 'clearhead.profiling'}"
+    code = f"import sys, clearhead, clearhead.textbook; print({heavy} & set(sys.modules))"
     source = str(Path(clearhead.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -366,3 +366,30 @@ def test_walking_leaves_the_terminal_as_it_was(typed: bytes, status: int, shown:
     # in a process of its own: a terminal needs a fork, and JAX has threads
     found = json.loads(python("-c", DRIVER, repr(typed)).stdout.lower())
     assert found == [status, True, False, shown]
+
+
+INTERRUPTED = """
+import os, pty, signal, sys, time
+child, master = pty.fork()
+if child == 0:
+    os.environ["TERM"] = "xterm-256color"
+    os.execv(sys.executable, [sys.executable, "-m", "clearhead", "profile", "--lengths", "1024,2048,4096"])
+output = b""
+while b"\\x1b[?25l" not in output:
+    output += os.read(master, 1 << 16)
+time.sleep(0.5)
+os.write(master, b"\\x03")
+try:
+    while chunk := os.read(master, 1 << 16):
+        output += chunk
+except OSError:
+    pass
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print([status, output.rfind(b"\\x1b[?25h") > output.rfind(b"\\x1b[?25l"), b"Traceback" in output])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no terminals of this kind")
+def test_interrupting_a_progress_bar_shows_the_cursor_again() -> None:
+    found = json.loads(python("-c", INTERRUPTED).stdout.lower())
+    assert found == [130, True, False]

@@ -6,7 +6,7 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -76,7 +76,7 @@ def group(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-COMMANDS = {
+COMMANDS: dict[Callable[..., None], str] = {
     explain.explain: "Every step of a call, and of one query.",
     check.check: "Is an implementation right?",
     plan.plan: "Which kernel, why, at what cost.",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from clearhead.doctor.forms import LAYOUTS, PACKED, Form, Module
+from clearhead.doctor.forms import LAYOUTS, PACKED, RETURNED, Form, Module
 from clearhead.doctor.probes import LADDER, Probe, Sizes, agrees, distance, padded, probe, with_mask
 from clearhead.doctor.projections import projections_of
 from clearhead.doctor.subject import ENCODINGS, LIBRARIES, SHAPES, Failed, Got, MaskWay, Subject, Way
@@ -164,13 +164,14 @@ def libraries(subject: Subject) -> tuple[str, ...]:
 
 def forms(subject: Subject) -> tuple[Form, ...]:
     """The forms to try: a module's own projections, packed heads where they can be given, and plain layouts."""
+    names = list(subject.parameters)
+    single = len(names) < 2 or not SECOND.match(names[1])
+    first = bool(getattr(subject.function, "batch_first", True))
     own = projections_of(subject.function)
-    if own is not None:
-        names = list(subject.parameters)
-        single = len(names) < 2 or not SECOND.match(names[1])
-        first = bool(getattr(subject.function, "batch_first", True))
-        return (Module("module", "", projections=own, single=single, batch_first=first),)
-    return (PACKED, *LAYOUTS) if subject.heads() is not None else LAYOUTS
+    if own:
+        return tuple(Module("module", "", projections=one, single=single, batch_first=first) for one in own)
+    plain = (*LAYOUTS, *RETURNED)
+    return (PACKED, *plain) if subject.heads() is not None else plain
 
 
 def find_mask(subject: Subject, found: Found, variant: Variant) -> tuple[Way, Variant, Probe, Got] | None:

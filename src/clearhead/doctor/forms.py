@@ -19,8 +19,8 @@ class Form:
     name: str
     words: str
     axes: tuple[int, ...] = (0, 1, 2, 3)  # where each of (B, H, T, D) stands; packed and missing axes differ
+    back: tuple[int, ...] | None = None  # the same for the output, where it differs
     packed = False
-    alone = False  # takes one input for queries, keys and values
 
     def fit(self, sizes: Sizes) -> Sizes:
         """The sizes cut down to the axes that this form has."""
@@ -41,10 +41,11 @@ class Form:
 
     def take(self, output: np.ndarray, probe: Probe) -> np.ndarray | None:
         """The answer in (B, H, T, Dv); None where it has another number of axes."""
-        if output.ndim != len(self.axes):
+        axes = self.back or self.axes
+        if output.ndim != len(axes):
             return None
-        missing = [axis for axis in range(4) if axis not in self.axes]
-        return output[(None,) * len(missing)].transpose(np.argsort([*missing, *self.axes]))
+        missing = [axis for axis in range(4) if axis not in axes]
+        return output[(None,) * len(missing)].transpose(np.argsort([*missing, *axes]))
 
     def take_weights(self, weights: np.ndarray, probe: Probe) -> np.ndarray | None:
         """The weights in (B, H, T, S), where heads, if any, come before the queries as they nearly always do."""
@@ -93,6 +94,15 @@ def merge(array: np.ndarray, way: str) -> np.ndarray:
     if way == "reshape":
         return array.reshape(batch, length, heads * width)
     return array.swapaxes(1, 2).reshape(batch, length, heads * width)
+
+
+@dataclass(frozen=True)
+class Merged(Form):
+    """(B, H, T, D) in, and the heads of the output merged into (B, T, H·Dv)."""
+
+    def take(self, output: np.ndarray, probe: Probe) -> np.ndarray | None:
+        heads = probe.sizes.heads
+        return split(output, heads, "transpose") if output.ndim == 3 and not output.shape[-1] % heads else None
 
 
 @dataclass(frozen=True)
@@ -191,6 +201,15 @@ LAYOUTS = (
     Form("BTHD", "(batch, positions, heads, features)", (0, 2, 1, 3)),
     Form("BTD", "(batch, positions, features)", (0, 2, 3)),
     Form("TD", "(positions, features)", (2, 3)),
+)
+# Heads first on the way in, and positions first, or merged heads, on the way out
+RETURNED = (
+    Form(
+        "BHTD→BTHD",
+        "(batch, heads, positions, features), output (batch, positions, heads, features)",
+        back=(0, 2, 1, 3),
+    ),
+    Merged("BHTD→BTE", "(batch, heads, positions, features), output (batch, positions, heads · features)"),
 )
 PACKED = Packed("BTE", "(batch, positions, heads · features), heads given")
 

@@ -47,8 +47,12 @@ class Projections:
         return errors @ np.abs(self.matrices["o"][0]) if "o" in self.matrices else errors
 
 
-def projections_of(subject: Any) -> Projections | None:
-    """The projections of a module or object that has some; None where it has not at least those of q, k and v."""
+def projections_of(subject: Any) -> list[Projections]:
+    """The projections of a module or object, empty where it has not those of q, k and v.
+
+    A matrix for all three at once may have its columns in the order of (3, heads, features) or of (heads, 3, features):
+    both are given, the usual one first.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(subject, torch.nn.MultiheadAttention):
         return _of_torch(subject)
@@ -57,31 +61,43 @@ def projections_of(subject: Any) -> Projections | None:
         role = _role(name)
         if role is not None and role not in found:
             found[role] = (matrix, bias)
+    heads = next((int(getattr(subject, name)) for name in HEADS if isinstance(getattr(subject, name, None), int)), 1)
+    choices = [found]
     if "qkv" in found:
         matrix, bias = found.pop("qkv")
-        if matrix.shape[1] == 3 * matrix.shape[0]:
-            parts = np.split(matrix, 3, axis=1)
-            biases = [None] * 3 if bias is None else np.split(bias, 3)
-            found |= dict(zip("qkv", zip(parts, biases, strict=True), strict=True))
-    if not {"q", "k", "v"} <= found.keys():
-        return None
-    heads = next((int(getattr(subject, name)) for name in HEADS if isinstance(getattr(subject, name, None), int)), 1)
-    embed, inner = found["q"][0].shape
-    if found["k"][0].shape != (embed, inner) or heads < 1 or inner % heads:
-        return None
-    return Projections(found, heads, embed)
+        if matrix.shape[1] % (3 * max(heads, 1)):
+            return []
+        columns = np.arange(matrix.shape[1])
+        apart = columns.reshape(3, -1)
+        together = columns.reshape(max(heads, 1), 3, -1).swapaxes(0, 1).reshape(3, -1)
+        choices = [
+            found
+            | {
+                role: (matrix[:, part], None if bias is None else bias[part])
+                for role, part in zip("qkv", order, strict=True)
+            }
+            for order in (apart, together)
+        ]
+    return [Projections(one, heads, one["q"][0].shape[0]) for one in choices if _whole(one, heads)]
 
 
-def _of_torch(module: Any) -> Projections | None:
+def _whole(found: dict[str, tuple[np.ndarray, np.ndarray | None]], heads: int) -> bool:
+    if not {"q", "k", "v"} <= found.keys() or heads < 1:
+        return False
+    shape = found["q"][0].shape
+    return found["k"][0].shape == shape and shape[1] % heads == 0 and found["v"][0].shape[1] % heads == 0
+
+
+def _of_torch(module: Any) -> list[Projections]:
     if module.bias_k is not None or module.add_zero_attn or module.in_proj_weight is None:
-        return None
+        return []
     parts = np.split(_numbers(module.in_proj_weight).T, 3, axis=1)
     bias = module.in_proj_bias
     biases = [None] * 3 if bias is None else np.split(_numbers(bias), 3)
     out = module.out_proj
     found = dict(zip("qkv", zip(parts, biases, strict=True), strict=True))
     found["o"] = (_numbers(out.weight).T, None if out.bias is None else _numbers(out.bias))
-    return Projections(found, module.num_heads, module.embed_dim)
+    return [Projections(found, module.num_heads, module.embed_dim)]
 
 
 def _matrices(subject: Any) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
