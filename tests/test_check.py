@@ -15,7 +15,7 @@ from rich.console import Console
 import clearhead as ch
 from clearhead.doctor.mistakes import CATALOGUE
 from clearhead.doctor.probes import Sizes, probe
-from clearhead.doctor.variants import RIGHT, compute
+from clearhead.doctor.variants import RIGHT, Variant, compute
 
 
 @pytest.mark.parametrize("name", planted.RIGHT)
@@ -157,3 +157,23 @@ def test_doctor_is_not_imported_until_it_is_asked_for() -> None:
     code = "import sys, clearhead; assert 'clearhead.doctor' not in sys.modules; print(clearhead.check.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "check\n"
+
+
+PAIRS = [
+    (scale, axis)
+    for scale in ("none", "model", "features", "keys", "queries", "width", "inverse")
+    for axis in ("queries", "heads", "batch", "twice", "none")
+]
+
+
+@pytest.mark.parametrize(("scale", "axis"), PAIRS)
+def test_two_mistakes_at_once_are_told_apart(scale: str, axis: str) -> None:
+    variant = Variant(scale=scale, axis=axis)
+
+    def function(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        found = compute(variant, *(a.astype(np.float64) for a in (q, k, v)))
+        assert q.ndim == 4
+        assert found is not None
+        return found[0].astype(q.dtype)
+
+    assert ch.check(function).names == tuple(mistake.name for mistake in variant.mistakes)

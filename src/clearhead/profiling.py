@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import textwrap
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -98,7 +99,7 @@ class Profile:
             if found is not None:
                 rows += ["", str(found)]
         if self.stopped:
-            first += ["", *_wrapped(self.stopped)]
+            first += ["", *textwrap.wrap(self.stopped, 60)]
         return ["\n".join(first), "\n".join(second)]
 
     @property
@@ -123,12 +124,6 @@ def _row(length: int, now: Measured, before: Measured | None) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
-
-
-def _wrapped(words: str) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(words, 60)
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Fit | None:

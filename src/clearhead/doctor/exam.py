@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -15,8 +16,8 @@ from clearhead.doctor.report import Checked, Example, Finding
 from clearhead.doctor.subject import Failed, Got, Subject, Way
 from clearhead.doctor.variants import RIGHT, Variant
 
-# Tiny problems tried before the one that failed is shown itself
-TRIES = 400
+# Seconds that may go into looking for a smaller example before the one that failed is shown itself
+PATIENCE = 5.0
 
 
 @dataclass(eq=False)
@@ -93,7 +94,7 @@ class Exam:
 
     def smallest(self, prepare: Callable[[Probe], Probe], dtype: str) -> Example | None:
         """The first of many tiny problems, in the order of their size, on which the function is wrong."""
-        tried = 0
+        ends = time.perf_counter() + PATIENCE
         seen = set()
         for sizes in small_sizes():
             fitted = self.fit(sizes)
@@ -101,8 +102,7 @@ class Exam:
                 continue
             seen.add(fitted)
             for seed in (0, 1):
-                tried += 1
-                if tried > TRIES:
+                if time.perf_counter() > ends:
                     return None
                 given = replace(tiny(fitted, seed, same=self.alone), causal=self.found.always_causal)
                 try:

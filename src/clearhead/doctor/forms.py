@@ -61,13 +61,15 @@ class Form:
 
     def tolerance(self, probe: Probe, weights: np.ndarray, eps: float, variant: Variant = RIGHT) -> np.ndarray:
         """How far an answer may be from `reference`."""
-        v = {"keys": probe.k, "queries": probe.q}.get(variant.values, probe.v)
-        scale = scale_of(variant, probe.q, probe.k, probe.v)
-        return tolerance(probe.q, probe.k, v, weights, scale, eps) if v.shape[-2] == weights.shape[-1] else _loose()
+        q, k = (probe.k, probe.q) if variant.values == "swapped" else (probe.q, probe.k)
+        v = {"keys": k, "queries": q}.get(variant.values, probe.v)
+        found = tolerance(q, k, v, weights, scale_of(variant, q, k, probe.v), eps)
+        return _spread(variant, found)
 
 
-def _loose() -> np.ndarray:
-    return np.asarray(1e-6)
+def _spread(variant: Variant, found: np.ndarray) -> np.ndarray:
+    """Where a softmax runs over another axis, an error reaches other rows than its own: the largest holds for all."""
+    return found if variant.axis == "keys" else np.full_like(found, found.max(initial=0.0))
 
 
 def allowing(variant: Variant, probe: Probe, align: str) -> np.ndarray | None:
@@ -186,13 +188,12 @@ class Module(Form):
 
     def tolerance(self, probe: Probe, weights: np.ndarray, eps: float, variant: Variant = RIGHT) -> np.ndarray:
         q, dq, k, dk, v, dv = self.heads_of(probe, variant.split)
+        if variant.values == "swapped":
+            q, dq, k, dk = k, dk, q, dq
         v, dv = {"keys": (k, dk), "queries": (q, dq)}.get(variant.values, (v, dv))
-        if v.shape[-2] != weights.shape[-1]:
-            return _loose()
         errors = (eps * dq, eps * dk, eps * dv)
-        inside = tolerance(q, k, v, weights, scale_of(variant, q, k, v), eps, errors)
-        output, size = self.own.project("o", merge(weights @ v, variant.merge))
-        del output
+        inside = _spread(variant, tolerance(q, k, v, weights, scale_of(variant, q, k, v), eps, errors))
+        _, size = self.own.project("o", merge(weights @ v, variant.merge))
         return (self.own.magnify(merge(inside, variant.merge)) + eps * size)[:, None]
 
 

@@ -22,6 +22,7 @@ from clearhead.arrays import Library, dtype_name, is_array, to_numpy
 from clearhead.doctor.forms import Form, Module
 from clearhead.doctor.probes import Probe
 from clearhead.doctor.projections import HEADS
+from clearhead.errors import ArgumentError
 
 LIBRARIES = ("numpy", "torch", "jax")
 MASK = re.compile(r"mask|bias$", re.IGNORECASE)
@@ -115,7 +116,10 @@ class Subject:
         torch = sys.modules.get("torch")
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         if torch is not None and isinstance(function, torch.nn.Module):
-            module = copy.deepcopy(function).eval()
+            try:
+                module = copy.deepcopy(function).to("cpu").eval()
+            except Exception as error:
+                raise ArgumentError("function", f"is a module that cannot be copied: {error}") from None
             return cls(module, name, _parameters(module.forward), "torch")
         return cls(function, name, _parameters(function), _spoken(function))
 

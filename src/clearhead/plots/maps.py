@@ -11,7 +11,7 @@ import numpy as np
 from clearhead.arrays import Array, is_array, to_numpy
 from clearhead.errors import ArgumentError
 from clearhead.grid import Grid, part
-from clearhead.mask import Mask
+from clearhead.mask import Mask, as_mask
 from clearhead.observe import Observed
 from clearhead.plots.canvas import SIGNED, WEIGHTS, hatched, label_positions, new_axes
 from clearhead.positions import Bias, as_bias
@@ -191,8 +191,6 @@ def plot_mask(
     'causal() & window(3)'
     """
     from matplotlib.colors import Normalize
-
-    from clearhead.mask import as_mask
 
     mask = as_mask("mask", mask)
     keys = queries if keys is None else keys
