@@ -104,6 +104,7 @@ def test_examples_are_small_and_really_wrong(name: str) -> None:
 def test_report_prints_at_every_width_and_is_json() -> None:
     report = ch.check(planted.WRONG["two mistakes"][0])
     assert "no-scale: the scores are not scaled" in str(report)
+    assert str(report).count("✗ formula") == 2
     for width in (60, 100, 200):
         console = Console(width=width, no_color=True)
         with console.capture() as captured:

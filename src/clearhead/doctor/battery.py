@@ -43,8 +43,12 @@ def check_formula(exam: Exam) -> None:
         right = 1.0 / math.sqrt(sizes.features)
         exam.failed("formula", "scale-other", f"scores × {variant.factor:.5g}, expected × {right:.5g} = 1/√D", same)
     elif variant.mistakes:
-        for mistake in variant.mistakes:
-            exam.failed("formula", mistake.name, f"{words}: the answer is that of this formula, up to rounding", same)
+        for i, mistake in enumerate(variant.mistakes):
+            seen = f"{words}: the answer is that of this formula, up to rounding"
+            if i:
+                exam.failed("formula", mistake.name, f"{seen}; the example above shows both")
+            else:
+                exam.failed("formula", mistake.name, seen, same)
     else:
         exam.passed("formula", f"softmax(q kᵀ / √D) v{', causal' if found.always_causal else ''}: {words}")
 

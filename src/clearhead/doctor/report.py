@@ -98,10 +98,9 @@ class Report:
     def lines(self, width: int = WIDTH) -> list[tuple[str, str]]:
         """The report as (style, line), no line longer than `width` unless a number makes it so."""
         found = [("bold red" if self.findings else "bold green", self.verdict), ("", "")]
-        found += _hanging({name: (words, "") for name, words in self.conventions.items()}, width, "  ")
+        found += _hanging([(name, words, "") for name, words in self.conventions.items()], width, "  ")
         found.append(("", ""))
-        rows = {check.name: (check.words, check.outcome) for check in self.checks}
-        found += _hanging(rows, width, "")
+        found += _hanging([(check.name, check.words, check.outcome) for check in self.checks], width, "")
         for finding in self.findings:
             found += [("", ""), ("bold", f"{finding.name}: {finding.mistake.title}")]
             texts = (("seen", finding.words), ("why", finding.mistake.why), ("mend", finding.mistake.mends))
@@ -153,11 +152,11 @@ class Report:
         )
 
 
-def _hanging(rows: dict[str, tuple[str, str]], width: int, indent: str) -> list[tuple[str, str]]:
+def _hanging(rows: list[tuple[str, str, str]], width: int, indent: str) -> list[tuple[str, str]]:
     """Names in one column and words, wrapped, in the next; the mark of each outcome first."""
-    column = max((len(name) for name in rows), default=0)
+    column = max((len(name) for name, _, _ in rows), default=0)
     found = []
-    for name, (words, outcome) in rows.items():
+    for name, words, outcome in rows:
         mark = f"{MARKS[outcome]} " if outcome else ""
         body = textwrap.wrap(words, max(width - column - 2 - len(indent) - len(mark), 24)) or [""]
         for i, line in enumerate(body):
