@@ -393,3 +393,31 @@ print([status, output.rfind(b"\\x1b[?25h") > output.rfind(b"\\x1b[?25l"), b"Trac
 def test_interrupting_a_progress_bar_shows_the_cursor_again() -> None:
     found = json.loads(python("-c", INTERRUPTED).stdout.lower())
     assert found == [130, True, False]
+
+
+MISSING = """
+import sys
+for name in ("matplotlib", "matplotlib.figure", "safetensors", "torch", "jax"):
+    sys.modules[name] = None
+from clearhead.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ("explain", 0, ""),
+        ("check clearhead:attention", 0, ""),
+        ("plot attention -o never.png", 2, "clearhead: plot: plots need matplotlib: pip install 'clearhead[plot]'\n"),
+        (
+            "explain --safetensors x",
+            2,
+            "clearhead: --safetensors: needs the package safetensors: pip install safetensors\n",
+        ),
+    ],
+)
+def test_what_is_not_installed_is_said_in_one_line(tmp_path: Path, arguments: str, status: int, words: str) -> None:
+    done = python("-c", MISSING, *arguments.split(), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (status, words)
+    assert list(tmp_path.iterdir()) == []
