@@ -1,5 +1,8 @@
 """Exact scaled dot-product attention that you can see through."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from clearhead.attention import attention, gradients, observe
 from clearhead.dropout import Dropout
 from clearhead.errors import ArgumentError, KernelRefused
@@ -10,6 +13,22 @@ from clearhead.observe import Observed
 from clearhead.partial import Partial, merge
 from clearhead.plan import Plan, plan
 from clearhead.positions import Linear, Yarn, alibi, relative_bias, rotary, sinusoidal
+from clearhead.trace import Trace, trace
+
+if TYPE_CHECKING:
+    from clearhead.doctor import Report, check
+    from clearhead.plots import (
+        plot_attention,
+        plot_bias,
+        plot_entropy,
+        plot_geometry,
+        plot_heads,
+        plot_mask,
+        plot_profile,
+        plot_scaling,
+    )
+    from clearhead.profiling import Profile, profile
+    from clearhead.scales import Scaling, scaling
 
 __version__ = "0.1.0"
 
@@ -22,10 +41,15 @@ __all__ = [
     "Observed",
     "Partial",
     "Plan",
+    "Profile",
+    "Report",
+    "Scaling",
+    "Trace",
     "Yarn",
     "alibi",
     "attention",
     "causal",
+    "check",
     "documents",
     "global_tokens",
     "gradients",
@@ -33,12 +57,47 @@ __all__ = [
     "merge",
     "observe",
     "plan",
+    "plot_attention",
+    "plot_bias",
+    "plot_entropy",
+    "plot_geometry",
+    "plot_heads",
+    "plot_mask",
+    "plot_profile",
+    "plot_scaling",
     "prefix",
+    "profile",
     "random_blocks",
     "relative_bias",
     "rotary",
+    "scaling",
     "set_threads",
     "sinusoidal",
+    "trace",
     "where",
     "window",
 ]
+
+# What is looked at after the fact is imported when it is first asked for, so that `import clearhead` stays light
+_LATER = {
+    "Profile": "clearhead.profiling",
+    "Report": "clearhead.doctor",
+    "Scaling": "clearhead.scales",
+    "check": "clearhead.doctor",
+    "plot_attention": "clearhead.plots",
+    "plot_bias": "clearhead.plots",
+    "plot_entropy": "clearhead.plots",
+    "plot_geometry": "clearhead.plots",
+    "plot_heads": "clearhead.plots",
+    "plot_mask": "clearhead.plots",
+    "plot_profile": "clearhead.plots",
+    "plot_scaling": "clearhead.plots",
+    "profile": "clearhead.profiling",
+    "scaling": "clearhead.scales",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'clearhead' has no attribute {name!r}")

@@ -39,9 +39,9 @@ class Plan:
             f"  kernel        {self.kernel}",
             *(f"  not {name:<9} {reason}" for name, reason in self.others.items()),
             f"  pairs         {self.pairs:,} of {self.all_pairs:,} ({share:.1%})",
-            f"  FLOPs         {_quantity(self.flops, 1000, 'FLOP')}",
-            f"  bytes moved   {_quantity(self.bytes_moved, 1024, 'B')}",
-            f"  full matrix   {_quantity(self.matrix_bytes, 1024, 'B')}"
+            f"  FLOPs         {quantity(self.flops, 1000, 'FLOP')}",
+            f"  bytes moved   {quantity(self.bytes_moved, 1024, 'B')}",
+            f"  full matrix   {quantity(self.matrix_bytes, 1024, 'B')}"
             + ("" if self.kernel == "dense" else ", never built"),
         ]
         return "\n".join(lines)
@@ -152,7 +152,12 @@ def _described(problem: Problem) -> str:
     return " · ".join(words)
 
 
-def _quantity(value: int, base: int, unit: str) -> str:
+def quantity(value: float, base: int, unit: str) -> str:
+    """A number of bytes or operations with the prefix that makes it short.
+
+    >>> quantity(5_000_000, 1000, "FLOP"), quantity(3 * 2**20, 1024, "B")
+    ('5 MFLOP', '3 MiB')
+    """
     size = float(value)
     binary = "i" if base == 1024 else ""
     for prefix in ("", *(p + binary for p in ("k" if base == 1000 else "K", "M", "G", "T", "P"))):

@@ -23,6 +23,7 @@ from clearhead.mask import Mask, as_mask
 from clearhead.masks import causal
 from clearhead.masks import lengths as first_keys
 from clearhead.problem import pose
+from clearhead.tokens import bar, position_of
 
 __all__ = [
     "MultiHeadAttention",
@@ -333,34 +334,6 @@ def create_padding_mask(lengths: Sequence[int] | Array, max_length: int) -> np.n
     if outside:
         raise ArgumentError("lengths", f"has {outside[0]}, expected 0 to max_length {size}")
     return np.array(first_keys(counts).dense(1, size, batch=(len(counts),)))
-
-
-def bar(weight: float, width: int = 40) -> str:
-    """A weight between 0 and 1 as a bar of blocks; `width` of them are a weight of one.
-
-    >>> bar(0.25, width=8)
-    '██'
-    """
-    return "█" * round(weight * width)
-
-
-def position_of(argument: str, token: int | str, tokens: Sequence[str]) -> int:
-    """Where a token is, given its position (negative from the end) or its name.
-
-    >>> position_of("token", "cat", ["The", "cat", "sat"]), position_of("token", -1, ["The", "cat", "sat"])
-    (1, 2)
-    """
-    count = len(tokens)
-    if isinstance(token, str):
-        places = [i for i, name in enumerate(tokens) if name == token]
-        if len(places) > 1:
-            raise ArgumentError(argument, f"is {token!r}, which is at {places}: say which one by its position")
-        if places:
-            return places[0]
-    elif isinstance(token, int | np.integer) and not isinstance(token, bool) and -count <= token < count:
-        return int(token) % count
-    named = ", ".join(tokens) if count <= 8 else ", ".join([*tokens[:7], "…"])
-    raise ArgumentError(argument, f"is {token!r}, expected one of {named}, or a position from {-count} to {count - 1}")
 
 
 def _step(heading: str, names: list[str], numbers: list[float], notes: list[str] | None = None) -> list[str]:

@@ -1,33 +1,31 @@
-"""The command line: `clearhead explain` shows every step of a small attention call in the terminal."""
+"""A small call as a whole: inputs, scores, weights, output and the attention map, side by side where there is room."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
-import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
 
 import numpy as np
-import typer
 from rich import box
 from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperGroup
 
 from clearhead.attention import observe
-from clearhead.errors import ArgumentError
-from clearhead.examples import EXAMPLES, Example
-from clearhead.masks import causal as causal_mask
-from clearhead.textbook import ScaledDotProductAttention, bar, position_of
+from clearhead.examples import Example
+from clearhead.mask import Mask
+from clearhead.render.page import given
+from clearhead.render.terminal import visible
+from clearhead.textbook import ScaledDotProductAttention
+from clearhead.tokens import bar
 
+# A whole call is shown up to this many queries, keys and features
+SMALL = 8
 # Narrower than this the tables would lose digits; a terminal that narrow wraps the lines instead.
 NARROWEST = 56
 
@@ -37,87 +35,6 @@ SHADES = " ░▒▓█"
 
 # Dark to light, the same order on every background; what lies between is interpolated
 HEAT = ((36, 18, 74), (90, 30, 122), (166, 45, 110), (229, 92, 65), (252, 182, 60), (252, 250, 170))
-
-# Every mistake on the command line is one of these, wherever the installed typer keeps its classes
-UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-class OneLineErrors(TyperGroup):
-    """A command group that says what is wrong in one line on stderr and exits with status 2."""
-
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
-        """Run a command; usage errors and refused arguments never show a traceback."""
-        try:
-            status = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
-        except (UsageError, ArgumentError) as mistake:
-            words = mistake.format_message() if hasattr(mistake, "format_message") else str(mistake)
-            print("clearhead:", " ".join(words.split()), file=sys.stderr)
-            status = 2
-        except typer.Abort:
-            status = 130
-        if standalone_mode:
-            sys.exit(status if isinstance(status, int) else 0)
-        return status
-
-
-app = typer.Typer(
-    name="clearhead",
-    cls=OneLineErrors,
-    help="Exact scaled dot-product attention that you can see through.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-
-@app.callback(invoke_without_command=True)
-def group(context: typer.Context) -> None:
-    """Exact scaled dot-product attention that you can see through."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-@app.command()
-def explain(
-    example: Annotated[str, typer.Argument(help=f"Which one: {', '.join(EXAMPLES)}.")] = "cat_sat",
-    query: Annotated[
-        str | None, typer.Option(help="The query to look at, its token or position.", metavar="INDEX_OR_TOKEN")
-    ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Let each token see only itself and those before.")] = False,
-) -> None:
-    """Show every step of a worked example: scores, scaling, softmax, output, and the attention map."""
-    if example not in EXAMPLES:
-        raise ArgumentError("EXAMPLE", f"is {example!r}, expected one of {', '.join(EXAMPLES)}")
-    chosen = EXAMPLES[example]
-    steps = Steps.of(chosen, causal)
-    at = _chosen_query(query, chosen.query_tokens)
-    console = Console(highlight=False)
-    if console.width < NARROWEST:
-        console.width = NARROWEST
-    page = Group(*_page(chosen, steps, at, coloured=console.color_system is not None and not console.no_color))
-    if console.is_terminal:
-        console.print(page)
-        return
-    with console.capture() as captured:
-        console.print(page)
-    # blocks are padded to stand side by side, which a file or a pipe has no use for
-    typer.echo("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
-
-
-def main() -> None:
-    """Run the command line; the console script `clearhead` calls this."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # a terminal without ▒ or √ shows ? in their place, and the numbers all the same
-            stream.reconfigure(errors="replace")
-    app(prog_name="clearhead")
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,16 +53,15 @@ class Steps:
     output: np.ndarray
 
     @classmethod
-    def of(cls, example: Example, causal: bool) -> Steps:
+    def of(cls, example: Example, mask: Mask | None) -> Steps:
         """The steps of an example, by the library."""
         attend = ScaledDotProductAttention(example.q.shape[-1])
-        mask = causal_mask() if causal else None
         raw = attend.compute_scores(example.q, example.k)
-        allowed = causal_mask().dense(*raw.shape)[0] if causal else np.ones(raw.shape, bool)
+        allowed = np.ones(raw.shape, bool) if mask is None else mask.dense(*raw.shape)[0]
         scaled = np.where(allowed, attend.scale_scores(raw), -np.inf)
         output, weights = attend(example.q, example.k, example.v, mask)
         peak = observe(example.q, example.k, example.v, mask=mask).max_score
-        exponentials = np.exp(scaled - peak[:, None])
+        exponentials = np.exp(scaled - np.where(np.isfinite(peak), peak, 0.0)[:, None])
         total = exponentials.sum(-1)
         return cls(attend.d_k, attend.scale, allowed, raw, scaled, peak, exponentials, total, weights, output)
 
@@ -155,18 +71,13 @@ class Steps:
         return not self.allowed.all()
 
 
-def _chosen_query(query: str | None, tokens: Sequence[str]) -> int:
-    if query is None:
-        return min(1, len(tokens) - 1)
-    whole = query not in tokens and re.fullmatch(r"-?\d{1,9}", query)
-    return position_of("--query", int(query) if whole else query, tokens)
-
-
-def _page(example: Example, steps: Steps, at: int, coloured: bool) -> Iterable[RenderableType]:
+def overview(example: Example, mask: Mask | None, at: int, coloured: bool) -> Iterable[RenderableType]:
+    """The page for an example, with one query marked."""
+    steps = Steps.of(example, mask)
     inner = "Q Kᵀ / √d_k + mask" if steps.masked else "Q Kᵀ / √d_k"
     queries, keys = steps.raw.shape
     sizes = f"{queries} {'query' if queries == 1 else 'queries'} × {keys} keys, d_k = {steps.features} features each"
-    yield Rule(Text(example.name, style="bold"), style="dim")
+    yield Rule(Text(visible(example.name), style="bold"), style="dim")
     yield Text(example.about)
     yield Text(sizes)
     yield ""
@@ -294,7 +205,7 @@ def _matrix(
 
 def _inputs(tokens: Sequence[str], matrix: np.ndarray, at: int | None = None) -> RenderableType:
     table = _table(_feature_names(matrix))
-    _fill(table, tokens, [[Text(f"{x:g}") for x in row] for row in matrix], at)
+    _fill(table, tokens, [[Text(given(x)) for x in row] for row in matrix], at)
     return table
 
 
@@ -329,7 +240,7 @@ def _number(value: float) -> Text:
 
 
 def _factor(value: float) -> str:
-    return f"{value:g}" if value >= 0 else f"({value:g})"
+    return given(value) if value >= 0 else f"({given(value)})"
 
 
 def _cell(weight: float, largest: float, coloured: bool) -> Text:

@@ -1,0 +1,98 @@
+"""The app that the commands hang on: mistakes are one line on stderr, and the terminal is left as it was."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from clearhead.cli import check, explain, plan, plot, profile, scaling
+from clearhead.errors import ArgumentError, KernelRefused
+
+# Every mistake on the command line is one of these, wherever the installed typer keeps its classes
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class OneLineErrors(TyperGroup):
+    """A command group that says what is wrong in one line on stderr and exits with status 2."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command; usage errors and refused arguments never show a traceback."""
+        try:
+            status = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except (UsageError, ArgumentError, KernelRefused) as mistake:
+            words = mistake.format_message() if hasattr(mistake, "format_message") else str(mistake)
+            status = _said(words)
+        except MemoryError:
+            status = _said("there is not enough memory for this")
+        except BrokenPipeError:
+            # whoever was reading has seen enough; what is left must not be flushed into nothing
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            status = 0
+        except typer.Abort:
+            Console(stderr=True).show_cursor(True)
+            status = 130
+        if standalone_mode:
+            sys.exit(status if isinstance(status, int) else 0)
+        return status
+
+
+def _said(words: str) -> int:
+    one = " ".join(words.split())
+    # a file name or a token may hold anything; what cannot be printed is shown as a sign
+    print("clearhead:", one.encode("utf-8", "replace").decode("utf-8"), file=sys.stderr)
+    return 2
+
+
+app = typer.Typer(
+    name="clearhead",
+    cls=OneLineErrors,
+    help="Exact scaled dot-product attention that you can see through.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=True)
+def group(context: typer.Context) -> None:
+    """Exact scaled dot-product attention that you can see through."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+COMMANDS: dict[Callable[..., None], str] = {
+    explain.explain: "Every step of a call, and of one query.",
+    check.check: "Is an implementation right?",
+    plan.plan: "Which kernel, why, at what cost.",
+    profile.profile: "Time and memory as lengths grow.",
+    scaling.scaling: "Why scores are divided by √d.",
+    plot.plot: "Pictures, as PNG or SVG.",
+}
+for command, short in COMMANDS.items():
+    # a line of \b keeps the lines after it as they are; docstrings are raw, and click wants the character
+    app.command(short_help=short, help=inspect.cleandoc(command.__doc__ or "").replace(r"\b", "\b"))(command)
+
+
+def main() -> None:
+    """Run the command line; the console script `clearhead` calls this."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # a terminal without ▒ or √ shows ? in their place, and the numbers all the same
+            stream.reconfigure(errors="replace")
+    app(prog_name="clearhead")

@@ -1,0 +1,107 @@
+"""`clearhead explain`: a small call as a whole, and every step for one query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.cells import cell_len
+from rich.console import Console, Group
+
+from clearhead.cli import inputs, keypress
+from clearhead.cli.overview import NARROWEST, SMALL, overview
+from clearhead.errors import ArgumentError
+from clearhead.render.terminal import printed, show
+from clearhead.tokens import names_for
+from clearhead.trace import Trace, trace
+
+
+def explain(
+    example: inputs.ExampleName = "cat_sat",
+    npz: inputs.Npz = None,
+    npy: inputs.Npy = None,
+    safetensors: inputs.Safetensors = None,
+    json_input: inputs.JsonInput = None,
+    tokens: inputs.Tokens = None,
+    query: inputs.Query = None,
+    head: inputs.Head = None,
+    mask: inputs.MaskText = None,
+    causal: inputs.Causal = False,
+    scale: inputs.Scale = None,
+    softcap: inputs.Softcap = None,
+    keys: Annotated[int, typer.Option(min=1, help="How many keys to show where there are more.")] = 16,
+    walk: Annotated[bool, typer.Option("--walk", help="One operation at a time, at a key press.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the steps to a self-contained page.", metavar="FILE")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the formulas as LaTeX.")] = False,
+    json: inputs.Json = False,
+) -> None:
+    r"""Show every step of attention: scores, scaling, mask, softmax, output.
+
+    \b
+    Examples:
+      clearhead explain
+      clearhead explain it_animal
+      clearhead explain --query sat --mask "causal() & window(1)"
+      clearhead explain random:3,3,3 --walk
+      clearhead explain --npz call.npz --query -1 --head 0,2 --html row.html
+    """
+    call = inputs.given(example, npz, npy, safetensors, json_input, tokens, mask, causal, scale, softcap)
+    queries = call.q.shape[-2] if call.q.ndim > 1 else 0
+    if not queries:
+        raise ArgumentError("q", f"has shape {call.q.shape}: there is no query to look at")
+    at = inputs.chosen_query(query, names_for("--tokens", call.query_tokens, queries, "queries"))
+    shown = trace(
+        call.q,
+        call.k,
+        call.v,
+        query=at,
+        tokens=call.tokens,
+        query_tokens=call.query_tokens,
+        head=inputs.chosen_head(head),
+        **call.options,
+    )
+    if html is not None:
+        _write(html, shown.html(keys))
+    elif json:
+        typer.echo(shown.json())
+    elif markdown:
+        typer.echo(shown.markdown(keys), nl=False)
+    elif latex:
+        typer.echo(shown.latex())
+    elif walk:
+        keypress.walk(shown)
+    else:
+        _print(call, shown, keys)
+
+
+def _print(call: inputs.Given, shown: Trace, keys: int) -> None:
+    console = Console(highlight=False)
+    if console.width < NARROWEST:
+        console.width = NARROWEST
+    if _small(call):
+        coloured = console.color_system is not None and not console.no_color
+        printed(console, Group(*overview(call.example(), call.mask, shown.query, coloured), "", ""))
+        console.print()
+    show(shown.page(keys), console)
+
+
+def _small(call: inputs.Given) -> bool:
+    """True where the whole call fits: one head, few positions and features, numbers that are short."""
+    if call.q.ndim != 2 or set(call.options) - {"mask"}:
+        return False
+    sizes = (*call.q.shape, *call.k.shape, *call.v.shape)
+    numbers = np.concatenate([np.abs(a.astype(np.float64)).ravel() for a in (call.q, call.k, call.v)])
+    names = (*(call.tokens or ()), *(call.query_tokens or ()))
+    short = all(cell_len(name) <= SMALL and name.isprintable() for name in names)
+    return min(sizes) > 0 and max(sizes) <= SMALL and bool((numbers < 100).all()) and short
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError("--html", f"cannot write {path}: {error.strerror or error}") from None
+    typer.echo(f"wrote {path}", err=True)

@@ -1,0 +1,16 @@
+"""Pictures of attention, by matplotlib: each function returns axes, shows nothing and leaves global state alone."""
+
+from clearhead.plots.curves import plot_profile, plot_scaling
+from clearhead.plots.geometry import plot_geometry
+from clearhead.plots.maps import plot_attention, plot_bias, plot_entropy, plot_heads, plot_mask
+
+__all__ = [
+    "plot_attention",
+    "plot_bias",
+    "plot_entropy",
+    "plot_geometry",
+    "plot_heads",
+    "plot_mask",
+    "plot_profile",
+    "plot_scaling",
+]

@@ -1,0 +1,82 @@
+"""What the pictures share: figures that nobody else knows of, tick labels, colours, and how wide a picture is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Past this many positions the labels would touch: every second, fifth or tenth is shown
+MOST_TICKS = 40
+
+WEIGHTS, SIGNED = "Blues", "RdBu_r"
+# Told apart by those who see colours differently, and in print (Okabe and Ito)
+BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#777777"
+HIDDEN, HATCH = "#f2f2f2", "#b5b5b5"
+
+
+def new_axes(rows: int = 1, columns: int = 1, *, width: float = 5.0, height: float = 4.2, **share: Any) -> np.ndarray:
+    """A grid of axes in a figure of its own: pyplot, which keeps figures alive and may show them, never hears of it."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("plots need matplotlib: pip install 'clearhead[plot]'") from None
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    return np.asarray(figure.subplots(rows, columns, squeeze=False, **share))
+
+
+def tick_step(count: int) -> int:
+    """Every how many positions are labelled.
+
+    >>> [tick_step(n) for n in (7, 40, 41, 100, 1000, 5000)]
+    [1, 1, 2, 5, 50, 200]
+    """
+    step = 1
+    while count / step > MOST_TICKS:
+        # 1, 2, 5, 10, 20, 50, …
+        power = 10 ** int(math.log10(step))
+        step = {1: 2, 2: 5, 5: 10}[step // power] * power
+    return step
+
+
+def hatched(ax: Axes) -> None:
+    """A hatched ground, which shows through wherever a map has nothing."""
+    from matplotlib.patches import Rectangle
+
+    ground = Rectangle((0, 0), 1, 1, transform=ax.transAxes, facecolor=HIDDEN, edgecolor=HATCH, hatch="////")
+    ground.set_linewidth(0)
+    ground.set_zorder(0)
+    ax.add_patch(ground)
+
+
+def label_positions(ax: Axes, keys: Sequence[str] | int, queries: Sequence[str] | int, room: int = 36) -> None:
+    """Names or numbers at the cells of a map, thinned where there are many; queries down, keys across.
+
+    Labels that have more characters than there is `room` for stand upright.
+    """
+    for axis, names, kind in ((ax.xaxis, keys, "key"), (ax.yaxis, queries, "query")):
+        count = names if isinstance(names, int) else len(names)
+        places = list(range(0, count, tick_step(count)))
+        labels = [str(i) if isinstance(names, int) else short(names[i]) for i in places]
+        axis.set_ticks(places, labels)
+        axis.set_label_text(kind)
+        if len(labels) > MOST_TICKS // 2:
+            axis.set_tick_params(labelsize="x-small")
+        if kind == "key" and len(labels) * (max(map(len, labels), default=0) + 1) > room:
+            ax.tick_params(axis="x", labelrotation=90)
+
+
+def short(name: str, most: int = 14) -> str:
+    r"""A token as a label: cut short, and with nothing that matplotlib would take for mathematics or a new line.
+
+    >>> print(short("a$b"), short("antidisestablishmentarianism"))
+    a\$b antidisestabl…
+    """
+    name = "".join(sign if sign.isprintable() else "�" for sign in name)
+    name = name if len(name) <= most else f"{name[: most - 1]}…"
+    return name.replace("$", r"\$")
