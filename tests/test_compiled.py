@@ -158,3 +158,10 @@ def test_every_width_and_tail(width: int) -> None:
         np.testing.assert_allclose(
             ch.attention(q, k, v, kernel="compiled"), ch.attention(q, k, v, kernel="dense"), rtol=1e-11, atol=1e-12
         )
+
+
+def test_memory_of_its_own_is_counted() -> None:
+    q, k, v = arrays(4, 1000, 1000, 64)
+    ch.attention(q, k, v, kernel="compiled")
+    packed = 2 * k.nbytes
+    assert packed <= module.compiled.used <= 2 * packed

@@ -16,6 +16,7 @@ import numpy as np
 
 from clearhead.attention import attention
 from clearhead.errors import ArgumentError
+from clearhead.kernels.compiled import compiled
 from clearhead.mask import Mask
 from clearhead.plan import plan, quantity
 
@@ -229,8 +230,10 @@ def measure(call: Callable[[], Any]) -> Measured:
         tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     tracemalloc.reset_peak()
+    compiled.used = 0
     call()
-    peak = tracemalloc.get_traced_memory()[1] - before
+    # what the compiled kernel packs is not Python's to count; the kernel counts it itself
+    peak = tracemalloc.get_traced_memory()[1] - before + compiled.used
     if not running:
         tracemalloc.stop()
     best, spent = math.inf, 0.0

@@ -84,7 +84,7 @@ class Call:
     """One call; `forward` and `backward` run it elsewhere and bring the results home."""
 
     def __init__(self) -> None:
-        self.scale, self.softcap, self.wide = 1.0, 0.0, False
+        self.scale, self.softcap, self.wide, self.bytes = 1.0, 0.0, False, 0
         self.q = self.k = self.v = self.out = self.dout = self.dq = self.dk = self.dv = None
         self.lse = self.peak = self.total = self.dsinks = 0
         self.mask: list[MaskNode] = []

@@ -42,6 +42,11 @@ template <class T> class Backward {
     dout_rows_.resize(kTogether * panel * rounded(call.width, panel));
   }
 
+  // The memory for one range of keys: packed keys (twice) and values, and their gradients.
+  static int64_t bytes(const Call& call, int64_t keys) {
+    return (3 * rounded(call.features, panel) + 2 * rounded(call.width, panel)) * std::min(keys, call.keys) * int64_t(sizeof(T));
+  }
+
   // Keys [first, last) of one key head against all queries of its group. `dq` (heads of the group, T, features) is added
   // to; it belongs to this call alone.
   void keys(int64_t b, int64_t head, int64_t first, int64_t last, T* dq) {

@@ -21,6 +21,8 @@ template <class T> struct Workspace {
     rows.resize(kPanels);
   }
 
+  int64_t bytes() const { return int64_t((q.size() + s.size() + values.size() + clean.size() + scratch.size()) * sizeof(T)); }
+
   // The values of keys [j0, j1) with zeros for keys that no query of the panel may see: zero weight times NaN is NaN.
   const T* blanked(const Call& call, const Packed<T>& packed, const uint8_t* allowed, int64_t j0, int64_t j1) {
     constexpr int panel = kPanel<T>;
@@ -110,7 +112,6 @@ void forward_block(const Call& call, const Packed<T>& packed, int64_t b, int64_t
                i0, std::min(i0 + panel, last));
       }
   }
-  if (observer) observer->end_rows(first, last);
 }
 
 }  // namespace CLEARHEAD_ISA

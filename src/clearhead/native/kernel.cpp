@@ -57,7 +57,13 @@ template <class T> void forward_wave(const Call& call, int64_t start, int64_t st
                          watched ? observers[blocks.size() - 1 - task].get() : nullptr);
     };
   });
-  for (auto& observer : observers) observer->add();
+  int64_t bytes = std::min<int64_t>(threads, int64_t(blocks.size())) * Workspace<T>(call).bytes();
+  for (int64_t n = 0; n < stop - start; ++n) bytes += here[n].bytes();
+  for (auto& observer : observers) {
+    observer->add();
+    bytes += observer->bytes();
+  }
+  call.uses(bytes);
 }
 
 template <class T> void forward_as(const Call& call, int threads) {
@@ -103,6 +109,7 @@ template <class T> void backward_as(const Call& call, int threads) {
   for (int64_t start = 0; start < heads; start += kSplitHeads) {
     const int64_t count = std::min(kSplitHeads, heads - start);
     std::vector<T> dq(count * splits * group * size, T(0));
+    call.uses(int64_t(dq.size() * sizeof(T)) + std::min<int64_t>(threads, count * splits) * Backward<T>::bytes(call, step));
     parallel(count * splits, threads, [&] {
       return [&, back = std::make_unique<Backward<T>>(call)](int64_t task) mutable {
         const int64_t n = start + task / splits, first = task % splits * step;

@@ -88,6 +88,7 @@ NB_MODULE(_native, m) {
              c.batch = batch, c.heads = heads, c.key_heads = key_heads;
              c.queries = queries, c.keys = keys, c.features = features, c.width = width;
            })
+      .def_ro("bytes", &Call::bytes)
       .def_rw("scale", &Call::scale)
       .def_rw("softcap", &Call::softcap)
       .def_rw("wide", &Call::wide)

@@ -50,7 +50,7 @@ template <class T> class Observer {
     std::fill(tile_.begin(), tile_.end(), T(0));
   }
 
-  void end_rows(int64_t, int64_t) {}
+  int64_t bytes() const { return int64_t((received_.size() + tile_.size() + sums_.size() + tops_.size()) * sizeof(T)); }
 
   // Add what this chunk summed to the results; chunks of a head come in order.
   void add() const {

@@ -32,6 +32,8 @@ template <class T> struct Packed {
   int64_t value_stride = 0;
   bool any_odd = false;
 
+  int64_t bytes() const { return int64_t((k.size() + v.size()) * sizeof(T) + odd.size()); }
+
   void resize(const Call& call) {
     k.resize(rounded(call.keys, kRows) * call.features);
     value_stride = call.keys * kRows;
