@@ -46,6 +46,7 @@ bench: .venv/test
 	$(PY) bench/tiled.py
 
 bench-cpu: .venv/test
+	mkdir -p build
 	$(PY) bench/cpu.py --json build/bench-cpu.json
 
 # The kernel built with sanitizers, put under the tests of the compiled kernel. Python itself is not instrumented, so the

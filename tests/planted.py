@@ -1,4 +1,4 @@
-"""Implementations of attention by other hands: right ones in many conventions, and one for each planted mistake."""
+"""Attention with one mistake planted in each: `check` must name it."""
 
 from __future__ import annotations
 
@@ -6,202 +6,19 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
-
-
-def softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
-    peak = scores.max(axis=axis, keepdims=True)
-    weights = np.exp(scores - np.where(np.isfinite(peak), peak, 0))
-    total = weights.sum(axis=axis, keepdims=True)
-    return weights / np.where(total == 0, 1, total)
-
-
-def swap(x: np.ndarray) -> np.ndarray:
-    return x.swapaxes(-1, -2)
-
-
-def root(x: np.ndarray) -> Any:
-    return x.dtype.type(math.sqrt(x.shape[-1]))
-
-
-# right ones
-
-
-def numpy_bhtd(q, k, v, mask=None):
-    scores = q @ swap(k) / root(q)
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf)
-    return softmax(scores) @ v
-
-
-def numpy_returns_weights_first(q, k, v, hidden=None, mask=None):
-    """`mask`: True hides a key."""
-    scores = q @ swap(k) / root(q)
-    if mask is not None:
-        scores = np.where(mask, q.dtype.type(-np.inf), scores)
-    weights = softmax(scores)
-    return weights, weights @ v
-
-
-def numpy_two_axes(q, k, v):
-    assert q.ndim == 2
-    return softmax(q @ k.T / root(q)) @ v
-
-
-def numpy_scale_split(q, k, v, mask=None, causal=False):
-    """Scaled before the product, causal to the last key, an additive mask."""
-    fourth = q.dtype.type(q.shape[-1] ** -0.25)
-    scores = (q * fourth) @ swap(k * fourth)
-    if mask is not None:
-        scores = scores + mask
-    if causal:
-        scores = np.where(np.tri(q.shape[-2], k.shape[-2], k.shape[-2] - q.shape[-2], dtype=bool), scores, -np.inf)
-    return softmax(scores) @ v
-
-
-def numpy_loops(q, k, v):
-    """(batch, positions, features), one pair at a time."""
-    output = np.zeros((*q.shape[:2], v.shape[-1]), q.dtype)
-    for b in range(q.shape[0]):
-        for i in range(q.shape[1]):
-            scores = np.array([q[b, i] @ key for key in k[b]]) / math.sqrt(q.shape[-1])
-            weights = np.exp(scores - scores.max())
-            output[b, i] = (weights / weights.sum()) @ v[b]
-    return output
-
-
-def numpy_packed(q, k, v, num_heads):
-    def split(x):
-        return x.reshape(*x.shape[:2], num_heads, -1).swapaxes(1, 2)
-
-    output = numpy_bhtd(split(q), split(k), split(v))
-    return output.swapaxes(1, 2).reshape(*q.shape[:2], -1)
-
-
-def torch_bthd(query, key, value, attn_mask=None):
-    """(batch, positions, heads, features), as flash attention has it, with an additive mask."""
-    scores = torch.einsum("bthd,bshd->bhts", query, key) / math.sqrt(query.shape[-1])
-    if attn_mask is not None:
-        scores = scores + attn_mask
-    weights = torch.nan_to_num(scores.softmax(-1))
-    return torch.einsum("bhts,bshd->bthd", weights, value), weights
-
-
-def jax_btd(q, k, v, mask=None):
-    """mask is 1 where a query may attend."""
-    scores = jnp.einsum("btd,bsd->bts", q, k) * q.shape[-1] ** -0.5
-    if mask is not None:
-        scores = jnp.where(mask == 0, jnp.finfo(q.dtype).min, scores)
-    return jax.nn.softmax(scores, axis=-1) @ v
-
-
-class TorchSelfAttention(nn.Module):
-    """Heads, projections and causality of its own, as in many small language models."""
-
-    def __init__(self, width: int = 12, heads: int = 3, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.c_attn = nn.Linear(width, 3 * width)
-        self.c_proj = nn.Linear(width, width)
-        self.n_head = heads
-        self.dropout = dropout
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        B, T, C = x.shape
-        q, k, v = (part.view(B, T, self.n_head, -1).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))
-        dropped = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
-
-
-class TorchMultiHead(nn.Module):
-    """The same in the textbook's words, with a mask; each way of breaking it is a flag."""
-
-    def __init__(self, broken: str = "", width: int = 12, heads: int = 3) -> None:
-        super().__init__()
-        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(width, width) for _ in range(4))
-        self.num_heads, self.width, self.broken = heads, width, broken
-        self.dropout = nn.Dropout(0.3)
-
-    def split(self, x: torch.Tensor) -> torch.Tensor:
-        B, T, _ = x.shape
-        if self.broken == "split":
-            return x.reshape(B, self.num_heads, T, -1)
-        return x.view(B, T, self.num_heads, -1).transpose(1, 2)
-
-    def forward(self, query, key, value, mask=None):
-        q, k, v = self.split(self.W_q(query)), self.split(self.W_k(key)), self.split(self.W_v(value))
-        scale = math.sqrt(self.width if self.broken == "d_model" else q.shape[-1])
-        scores = q @ k.transpose(-2, -1) / scale
-        if mask is not None:
-            scores = scores.masked_fill(~mask, float("-inf"))
-        weights = torch.nan_to_num(scores.softmax(-1))
-        if self.broken == "dropout":
-            weights = F.dropout(weights, 0.3)
-        elif self.training:
-            weights = self.dropout(weights)
-        y = weights @ v
-        B, _, T, _ = y.shape
-        y = y.reshape(B, T, -1) if self.broken == "merge" else y.transpose(1, 2).reshape(B, T, -1)
-        return self.W_o(y)
-
-
-def reversed_axes(q, k, v):
-    return softmax(q @ k.T / root(q)) @ v
-
-
-class TorchInterleaved(nn.Module):
-    """One matrix for queries, keys and values, head by head."""
-
-    def __init__(self, width: int = 12, heads: int = 3) -> None:
-        super().__init__()
-        self.qkv, self.proj, self.num_heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        B, T, C = x.shape
-        q, k, v = self.qkv(x).view(B, T, self.num_heads, -1).transpose(1, 2).chunk(3, dim=-1)
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, C))
-
-
-def torch_eager(query, key, value, attention_mask=None, scaling=None):
-    """Heads first in, positions first out, softmax in float32: as in Transformers."""
-    scores = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = torch.nan_to_num(F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)))
-    return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), weights
-
-
-def numpy_merged(q, k, v, mask):
-    """Merged heads come back, and the mask has no default."""
-    output = numpy_bhtd(q, k, v, mask)
-    return output.swapaxes(1, 2).reshape(q.shape[0], q.shape[2], -1)
-
-
-RIGHT = {
-    "numpy (B, H, T, D), True attends": numpy_bhtd,
-    "numpy, (weights, output), True hides": numpy_returns_weights_first,
-    "numpy (T, D)": numpy_two_axes,
-    "numpy (T, D), with .T": reversed_axes,
-    "numpy, additive mask, causal to the end": numpy_scale_split,
-    "numpy (B, T, D) in loops": numpy_loops,
-    "numpy (B, T, H·D), heads given": numpy_packed,
-    "torch (B, T, H, D), additive, (output, weights)": torch_bthd,
-    "torch's own function": F.scaled_dot_product_attention,
-    "torch's own module, batch first": nn.MultiheadAttention(12, 3, batch_first=True),
-    "torch's own module, batch second, training": nn.MultiheadAttention(12, 3, dropout=0.2).train(),
-    "torch causal self-attention": TorchSelfAttention(),
-    "torch multi-head": TorchMultiHead(),
-    "torch self-attention, one matrix head by head": TorchInterleaved(),
-    "torch, other axes out than in": torch_eager,
-    "numpy, heads merged on the way out": numpy_merged,
-    "jax (B, T, D), 1 attends": jax_btd,
-    "jax's own function": jax.nn.dot_product_attention,
-}
-
+from right_ones import (
+    TorchMultiHead,
+    TorchSelfAttention,
+    numpy_bhtd,
+    numpy_returns_weights_first,
+    reversed_axes,
+    root,
+    softmax,
+    swap,
+)
 
 # wrong ones: the name of each function is the name of the mistake, with underscores
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import planted
 import pytest
+import right_ones
 import torch
 from rich.console import Console
 
@@ -18,9 +19,9 @@ from clearhead.doctor.probes import Sizes, probe
 from clearhead.doctor.variants import RIGHT, Variant, compute
 
 
-@pytest.mark.parametrize("name", planted.RIGHT)
+@pytest.mark.parametrize("name", right_ones.RIGHT)
 def test_right_ones_pass(name: str) -> None:
-    report = ch.check(planted.RIGHT[name])
+    report = ch.check(right_ones.RIGHT[name])
     assert report.names == (), str(report)
     assert report.right
     assert sum(check.outcome == "passed" for check in report.checks) >= 6
@@ -63,18 +64,18 @@ CONVENTIONS = {
 
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_conventions_are_found_and_said(name: str) -> None:
-    found = ch.check(planted.RIGHT[name]).conventions
+    found = ch.check(right_ones.RIGHT[name]).conventions
     for convention, pattern in CONVENTIONS[name].items():
         assert re.search(pattern, found[convention]), found
 
 
 def test_two_axes_are_told_from_more() -> None:
-    report = ch.check(planted.reversed_axes)
+    report = ch.check(right_ones.reversed_axes)
     assert report.right
     noted = [check.words for check in report.checks if check.outcome == "noted"]
     assert any(".T reverses them all" in words for words in noted)
     with pytest.raises(ch.ArgumentError, match="layout: is 'DT'"):
-        ch.check(planted.reversed_axes, layout="DT")
+        ch.check(right_ones.reversed_axes, layout="DT")
 
 
 def test_smallest_example_shows_expected_beside_got() -> None:

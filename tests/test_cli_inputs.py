@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from elsewhere import python
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
@@ -35,13 +33,6 @@ def run(*arguments: str, status: int = 0, stdin: bytes | None = None) -> str:
     result = CliRunner().invoke(app, list(arguments), input=stdin, env={"COLUMNS": "80", "TERM": "dumb"})
     assert result.exit_code == status, result.output
     return result.output
-
-
-def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    source = str(Path(ch.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": source, "COLUMNS": "80", "TERM": "xterm"}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def write(folder: Path, kind: str) -> list[str]:
@@ -334,90 +325,3 @@ def test_any_words_on_the_command_line_are_answered_or_refused(tokens: str, quer
     result = CliRunner().invoke(app, ["explain", *arguments])
     assert result.exit_code in (0, 2), result.output
     assert "\x1b" not in result.output
-
-
-DRIVER = """
-import os, pty, sys, termios, time
-child, master = pty.fork()
-if child == 0:
-    os.execv(sys.executable, [sys.executable, "-m", "clearhead", "explain", "random:3,3,3", "--walk"])
-before, output = termios.tcgetattr(master), b""
-while b"any key" not in output:
-    output += os.read(master, 1 << 16)
-time.sleep(0.3)
-while_walking = termios.tcgetattr(master)
-for key in eval(sys.argv[1]):
-    os.write(master, bytes([key]))
-    time.sleep(0.1)
-try:
-    while chunk := os.read(master, 1 << 16):
-        output += chunk
-        after = termios.tcgetattr(master)
-except OSError:
-    pass
-status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-print([status, after == before, while_walking == before, output.decode().count(" = ")])
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no terminals of this kind")
-@pytest.mark.parametrize(("typed", "status", "shown"), [(b"  q", 0, 3), (b" a", 0, 30), (b"\x03", 130, 1)])
-def test_walking_leaves_the_terminal_as_it_was(typed: bytes, status: int, shown: int) -> None:
-    # in a process of its own: a terminal needs a fork, and JAX has threads
-    found = json.loads(python("-c", DRIVER, repr(typed)).stdout.lower())
-    assert found == [status, True, False, shown]
-
-
-INTERRUPTED = """
-import os, pty, signal, sys, time
-child, master = pty.fork()
-if child == 0:
-    os.environ["TERM"] = "xterm-256color"
-    os.execv(sys.executable, [sys.executable, "-m", "clearhead", "profile", "--lengths", "1024,2048,4096"])
-output = b""
-while b"\\x1b[?25l" not in output:
-    output += os.read(master, 1 << 16)
-time.sleep(0.5)
-os.write(master, b"\\x03")
-try:
-    while chunk := os.read(master, 1 << 16):
-        output += chunk
-except OSError:
-    pass
-status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-print([status, output.rfind(b"\\x1b[?25h") > output.rfind(b"\\x1b[?25l"), b"Traceback" in output])
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no terminals of this kind")
-def test_interrupting_a_progress_bar_shows_the_cursor_again() -> None:
-    found = json.loads(python("-c", INTERRUPTED).stdout.lower())
-    assert found == [130, True, False]
-
-
-MISSING = """
-import sys
-for name in ("matplotlib", "matplotlib.figure", "safetensors", "torch", "jax"):
-    sys.modules[name] = None
-from clearhead.cli import main
-main()
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        ("explain", 0, ""),
-        ("check clearhead:attention", 0, ""),
-        ("plot attention -o never.png", 2, "clearhead: plot: plots need matplotlib: pip install 'clearhead[plot]'\n"),
-        (
-            "explain --safetensors x",
-            2,
-            "clearhead: --safetensors: needs the package safetensors: pip install safetensors\n",
-        ),
-    ],
-)
-def test_what_is_not_installed_is_said_in_one_line(tmp_path: Path, arguments: str, status: int, words: str) -> None:
-    done = python("-c", MISSING, *arguments.split(), cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (status, words)
-    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,96 @@
+"""The command line in a process of its own: keys, interruptions, and what is not installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from elsewhere import python
+
+DRIVER = """
+import os, pty, sys, termios, time
+child, master = pty.fork()
+if child == 0:
+    os.execv(sys.executable, [sys.executable, "-m", "clearhead", "explain", "random:3,3,3", "--walk"])
+before, output = termios.tcgetattr(master), b""
+while b"any key" not in output:
+    output += os.read(master, 1 << 16)
+time.sleep(0.3)
+while_walking = termios.tcgetattr(master)
+for key in eval(sys.argv[1]):
+    os.write(master, bytes([key]))
+    time.sleep(0.1)
+try:
+    while chunk := os.read(master, 1 << 16):
+        output += chunk
+        after = termios.tcgetattr(master)
+except OSError:
+    pass
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print([status, after == before, while_walking == before, output.decode().count(" = ")])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no terminals of this kind")
+@pytest.mark.parametrize(("typed", "status", "shown"), [(b"  q", 0, 3), (b" a", 0, 30), (b"\x03", 130, 1)])
+def test_walking_leaves_the_terminal_as_it_was(typed: bytes, status: int, shown: int) -> None:
+    # in a process of its own: a terminal needs a fork, and JAX has threads
+    found = json.loads(python("-c", DRIVER, repr(typed)).stdout.lower())
+    assert found == [status, True, False, shown]
+
+
+INTERRUPTED = """
+import os, pty, signal, sys, time
+child, master = pty.fork()
+if child == 0:
+    os.environ["TERM"] = "xterm-256color"
+    os.execv(sys.executable, [sys.executable, "-m", "clearhead", "profile", "--lengths", "1024,2048,4096"])
+output = b""
+while b"\\x1b[?25l" not in output:
+    output += os.read(master, 1 << 16)
+time.sleep(0.5)
+os.write(master, b"\\x03")
+try:
+    while chunk := os.read(master, 1 << 16):
+        output += chunk
+except OSError:
+    pass
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print([status, output.rfind(b"\\x1b[?25h") > output.rfind(b"\\x1b[?25l"), b"Traceback" in output])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no terminals of this kind")
+def test_interrupting_a_progress_bar_shows_the_cursor_again() -> None:
+    found = json.loads(python("-c", INTERRUPTED).stdout.lower())
+    assert found == [130, True, False]
+
+
+MISSING = """
+import sys
+for name in ("matplotlib", "matplotlib.figure", "safetensors", "torch", "jax"):
+    sys.modules[name] = None
+from clearhead.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ("explain", 0, ""),
+        ("check clearhead:attention", 0, ""),
+        ("plot attention -o never.png", 2, "clearhead: plot: plots need matplotlib: pip install 'clearhead[plot]'\n"),
+        (
+            "explain --safetensors x",
+            2,
+            "clearhead: --safetensors: needs the package safetensors: pip install safetensors\n",
+        ),
+    ],
+)
+def test_what_is_not_installed_is_said_in_one_line(tmp_path: Path, arguments: str, status: int, words: str) -> None:
+    done = python("-c", MISSING, *arguments.split(), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (status, words)
+    assert list(tmp_path.iterdir()) == []
