@@ -14,7 +14,8 @@ namespace CLEARHEAD_ISA {
 constexpr int64_t kPackedBytes = 16 << 20;  // keys and values that are packed at a time, all threads together
 constexpr int64_t kPackStep = 16 * kTile;   // keys that one task packs
 constexpr int64_t kSplitHeads = 8;           // heads that are differentiated at a time; fewer are split by keys
-constexpr int64_t kChunkBlocks = 8;         // blocks of queries that one observer watches
+constexpr int64_t kChunkBlocks = 8;         // blocks of queries that one observer watches, at least
+constexpr int64_t kMostChunks = 32;         // observers of a head: each keeps a number for each key
 
 struct Place { int64_t b, head, first, last; };  // a batch row, a head and some of its queries or keys
 
@@ -29,13 +30,14 @@ template <class T> void forward_wave(const Call& call, int64_t start, int64_t st
   Packed<T>* const here = packed.data();
   std::vector<Place> packing, blocks;
   const bool watched = call.wanted.second_look();
-  const int64_t block = kPanels * kPanel<T>;
+  const int64_t block = kPanels * kPanel<T>, all_blocks = (call.queries + block - 1) / block;
+  const int64_t chunk = std::max(kChunkBlocks, (all_blocks + kMostChunks - 1) / kMostChunks) * block;
   for (int64_t n = start; n < stop; ++n) {
     const int64_t b = n / call.key_heads, head = n % call.key_heads;
     here[n - start].resize(call);
     add_places(packing, b, head, call.keys, kPackStep);
     for (int64_t h = head * call.group(); h < (head + 1) * call.group(); ++h)
-      add_places(blocks, b, h, call.queries, watched ? kChunkBlocks * block : block);
+      add_places(blocks, b, h, call.queries, watched ? chunk : block);
   }
   parallel(int64_t(packing.size()), threads, [&] {
     return [&, scratch = std::vector<T>(kRows * std::max(call.features, call.width))](int64_t task) mutable {
@@ -58,12 +60,15 @@ template <class T> void forward_wave(const Call& call, int64_t start, int64_t st
     };
   });
   int64_t bytes = std::min<int64_t>(threads, int64_t(blocks.size())) * Workspace<T>(call).bytes();
-  for (int64_t n = 0; n < stop - start; ++n) bytes += here[n].bytes();
+  int64_t kept = 0;
+  for (int64_t n = 0; n < stop - start; ++n) kept += here[n].bytes();
+  bytes += kept;
   for (auto& observer : observers) {
     observer->add();
     bytes += observer->bytes();
   }
   call.uses(bytes);
+  if (kept > kPackedBytes) std::vector<Packed<T>>().swap(packed);  // a long sequence is not held on to
 }
 
 template <class T> void forward_as(const Call& call, int threads) {
