@@ -19,11 +19,14 @@ help:
 	$(PYTHON) -m venv .venv
 	touch .venv/made
 
-.venv/demo: .venv/made pyproject.toml
+# what the installed package is built from: the rest is used as it lies
+BUILT_FROM = pyproject.toml CMakeLists.txt $(wildcard src/clearhead/native/*)
+
+.venv/demo: .venv/made $(BUILT_FROM)
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable .
 	touch .venv/demo
 
-.venv/test: .venv/made pyproject.toml
+.venv/test: .venv/made $(BUILT_FROM)
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[test]"
 	touch .venv/demo .venv/test
 
