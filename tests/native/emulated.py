@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-COMMAND = shlex.split(os.environ["CLEARHEAD_EMULATE"])
+COMMAND = shlex.split(os.environ.get("CLEARHEAD_EMULATE", ""))
 WIDTHS = {0: "<f4", 1: "<f8", 2: "<u2", 3: "<u2", 4: "|u1"}
 
 
