@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -32,7 +32,6 @@ class Case:
     options: Options = lambda rng: {}
     prepare: Prepare = lambda q, k, v: None
     layout: str = "plain"
-    tags: frozenset[str] = field(default=frozenset())
 
     def __str__(self) -> str:
         return self.name

@@ -44,7 +44,7 @@ def _torch_function() -> Any:
             return observed.output
 
         @staticmethod
-        @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+        @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]  # PyTorch has no types for it
         def backward(ctx: Any, dout: Array) -> tuple[Any, ...]:
             *_, output, peak, total = ctx.saved_tensors  # also checks that q, k and v were not written to since
             found = ctx.kernel.gradients(ctx.problem, dout, output, peak, total)

@@ -36,7 +36,7 @@ def check(
       clearhead check torch.nn.functional:scaled_dot_product_attention
       clearhead check my_package.layers:attention --mask attend --causal end
     """
-    report = doctor(load(function), mask=mask, causal=causal, layout=layout)  # type: ignore[arg-type]
+    report = doctor(load(function), mask=mask, causal=causal, layout=layout)  # type: ignore[arg-type]  # checked there
     if json:
         typer.echo(report.json())
     else:

@@ -13,7 +13,7 @@ template <class T> class Observer {
   static constexpr int panel = kPanel<T>, lanes = kLanes<T>;
 
   Observer(const Call& call, int64_t b, int64_t h, int64_t first, int64_t last)
-      : call_(call), want_(call.wanted), b_(b), h_(h), first_(first) {
+      : call_(call), want_(call.wanted), b_(b), h_(h) {
     if (want_.received) {
       received_.assign(call.keys, T(0));
       tile_.assign(kTile * panel, T(0));
@@ -166,7 +166,7 @@ template <class T> class Observer {
 
   const Call& call_;
   const Wanted& want_;
-  const int64_t b_, h_, first_;
+  const int64_t b_, h_;
   int64_t first_bin_ = 0;
   std::vector<T> received_, tile_, sums_, tops_;
 };
