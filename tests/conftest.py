@@ -22,4 +22,11 @@ if "CLEARHEAD_TEST_NATIVE" in os.environ:
     assert "clearhead" not in sys.modules
     sys.meta_path.insert(0, OtherBuild())
 
+from hypothesis import settings  # noqa: E402
+
+# The same examples on every run, so that a change is judged by what it changed; HYPOTHESIS_PROFILE=search draws others
+settings.register_profile("same", derandomize=True)
+settings.register_profile("search", print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
 import libraries  # noqa: E402, F401  # sets XLA's flags before anything imports JAX

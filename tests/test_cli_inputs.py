@@ -282,6 +282,15 @@ def test_a_file_that_says_it_is_huge_is_not_believed(tmp_path: Path) -> None:
     assert "says it holds" in run("explain", "--npy", *(str(tmp_path / name) for name in "qkv"), status=2)
 
 
+def test_a_header_that_ends_in_the_middle_is_one_line(tmp_path: Path) -> None:
+    option, *paths = write(tmp_path, "--npy")
+    first = Path(paths[0])
+    first.write_bytes(first.read_bytes().replace(b")", b" ", 1))
+    output = run("explain", option, *paths, status=2)
+    assert "is no NumPy array" in output
+    assert output.count("\n") == 1
+
+
 def test_nan_is_shown_and_not_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "nan.json"
     path.write_text('{"q": [[NaN, 1], [1, 2]], "k": [[1, Infinity], [1, 1]], "v": [[1], [2]]}', encoding="utf-8")

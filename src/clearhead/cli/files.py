@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,6 +18,17 @@ NAMES = {"q": ("q", "Q", "query", "queries"), "k": ("k", "K", "key", "keys"), "v
 # What is read into memory at once; a file may say that it holds far more than it does
 LARGEST = 2**32
 LARGEST_TEXT = 2**27
+# What NumPy lets through while it reads a damaged header: the header is a Python literal, parsed as one
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    SyntaxError,
+    tokenize.TokenError,
+    EOFError,
+    OverflowError,
+    RecursionError,
+    UnicodeError,
+)
 
 
 def read_npy(option: str, path: Path) -> np.ndarray:
@@ -69,7 +81,7 @@ def _array(option: str, name: str, file: BinaryIO, size: int) -> np.ndarray:
         return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
     except ArgumentError:
         raise
-    except (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError, UnicodeError) as error:
+    except UNREADABLE as error:
         raise ArgumentError(option, f"{name} is no NumPy array: {' '.join(str(error).split())[:120]}") from None
 
 
