@@ -7,9 +7,10 @@ from clearhead.kernels.compiled import compiled
 from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import SMALL_NUMPY, dense
 from clearhead.kernels.tiled import tiled
+from clearhead.kernels.triton import triton
 from clearhead.problem import Problem
 
-KERNELS: tuple[Kernel, ...] = (compiled, tiled, dense)
+KERNELS: tuple[Kernel, ...] = (compiled, triton, tiled, dense)
 
 # Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
 # (`make bench`).

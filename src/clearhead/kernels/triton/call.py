@@ -1,0 +1,123 @@
+"""One call of the GPU kernels: tensors with one batch axis, what is known when kernels are compiled, and what is not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from clearhead.arrays import Array, dtype_name
+from clearhead.dropout import mix
+from clearhead.kernels.triton import device, spans
+from clearhead.kernels.triton.device import Form, Lists, Scoring
+from clearhead.kernels.triton.spans import four_axes, upload
+from clearhead.kernels.triton.tuning import Blocks
+from clearhead.positions import Added, Alibi, Relative
+from clearhead.problem import Problem
+
+LOG2E = math.log2(math.e)
+
+
+class Call:
+    """A problem as the kernels take it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.grid = problem, problem.grid
+        grid = problem.grid
+        self.device = problem.q.device
+        self.batch = math.prod(grid.batch)
+        self.rows = self.batch * grid.heads
+        self.q, self.k, self.v = map(self.one_batch_axis, (problem.q, problem.k, problem.v))
+        self.mask = spans.prepare(problem.mask, grid, self.device)
+        raw = problem.softcap is None and problem.bias is None and problem.scale > 0
+        kind, bias, strides, offset, centre = self.bias()
+        features, width = problem.q.shape[-1], problem.width
+        self.form = Form(
+            features=features,
+            padded=max(16, triton.next_power_of_2(features)),
+            width=width,
+            padded_width=max(16, triton.next_power_of_2(width)),
+            group=problem.group,
+            heads=grid.heads,
+            raw=raw,
+            softcap=problem.softcap is not None,
+            bias=kind,
+            bias_by_row=isinstance(offset, torch.Tensor),
+            span_by_row=self.mask.span_by_row,
+            program=self.mask.program,
+            dropout=problem.dropout is not None,
+            precision="ieee",
+        )
+        rescale, threshold, seed = self.dropout()
+        factor = problem.scale * LOG2E if raw else LOG2E
+        self.scoring = Scoring(
+            problem.scale, factor, problem.softcap or 1.0, bias, strides, offset, centre, rescale, threshold, seed
+        )
+        self.sinks = None if problem.sinks is None else problem.sinks.detach().to(self.device, torch.float32)
+
+    def one_batch_axis(self, tensor: Array) -> torch.Tensor:
+        """(*batch, heads, positions, features) with one batch axis; a copy only where strides do not allow it."""
+        batch = self.grid.batch
+        tensor = tensor.detach()
+        if len(batch) != 1 or tensor.shape[:-3] != batch:
+            tensor = tensor.expand(*batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+        return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+    def bias(self) -> tuple[int, Any, tuple[int, int, int, int], Any, int]:
+        """The bias: its kind, its array and strides, the position of query 0, and where distance 0 is."""
+        bias, grid = self.problem.bias, self.grid
+        nothing = self.mask.span.rows
+        if bias is None:
+            return device.NONE.value, nothing, (0, 0, 0, 0), 0, 0
+        if isinstance(bias, Added):
+            array = four_axes(bias.array, grid, self.device)
+            strides = [0 if n == 1 else s for n, s in zip(array.shape, array.stride(), strict=True)]
+            return device.ADDED.value, array, (strides[0], strides[1], strides[2], strides[3]), 0, 0
+        assert isinstance(bias, Alibi | Relative)
+        where = spans.flat(bias.alignment.offset(grid), grid)
+        offset = where if isinstance(where, int) else upload(where.astype(np.int32), self.device)
+        if isinstance(bias, Alibi):
+            return device.ALIBI.value, upload(bias.slopes.astype(np.float32), self.device), (0, 0, 0, 0), offset, 0
+        # entry query + offset − key + centre, query and key from 0
+        low, high = int(np.min(where, initial=0)) - grid.keys, int(np.max(where, initial=0)) + grid.queries
+        chosen = upload(bias.chosen(-np.arange(low, high + 1)), self.device)
+        table = torch.as_tensor(bias.table).detach().to(self.device, torch.float32)
+        return device.TABLE.value, table[chosen].T.contiguous(), (0, chosen.shape[0], 0, 0), offset, -low
+
+    def dropout(self) -> tuple[float, int, int]:
+        """What kept weights are multiplied with, the threshold and the mixed seed, as signed 32-bit numbers."""
+        dropout = self.problem.dropout
+        if dropout is None:
+            return 1.0, 0, 0
+        low, high = np.array([[dropout.seed & 0xFFFFFFFF], [dropout.seed >> 32]], dtype=np.uint32)
+        seed = mix(mix(low) ^ high)
+        threshold = np.array([min(dropout.threshold, 0xFFFFFFFF)], dtype=np.uint32)
+        return dropout.rescale, int(threshold.view(np.int32)[0]), int(seed.view(np.int32)[0])
+
+    def lists(self, blocks: Blocks, *, turned: bool = False) -> Lists:
+        """The tiles that are not empty, where the mask is no span."""
+        if self.form.program is None:
+            nothing = self.mask.span.rows
+            return Lists(nothing, nothing, 0, 0, 1, 1, 1)
+        return spans.tiles(self.mask, self.grid, blocks.rows, blocks.columns, turned=turned)
+
+    @property
+    def backwards(self) -> bool:
+        """True where later queries see more keys, so that blocks of them should start first."""
+        return self.form.program is None and self.mask.span.high < self.grid.keys
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Room for a result, (batch · heads, …)."""
+        return torch.empty((self.rows, *shape), dtype=dtype, device=self.device)
+
+    def shaped(self, tensor: torch.Tensor) -> torch.Tensor:
+        """(batch · heads, …) as (*batch, heads, …)."""
+        return tensor.view(*self.grid.batch, self.grid.heads, *tensor.shape[1:])
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What a choice of blocks depends on: precision and widths."""
+        return dtype_name(self.q), self.form.padded, self.form.padded_width

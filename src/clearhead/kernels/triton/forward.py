@@ -1,0 +1,159 @@
+"""The forward kernel: a block of queries against the tiles of keys it meets, with an online softmax."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from clearhead.kernels.triton.device import (
+    LN2,
+    LOG2E,
+    NONE,
+    allowed_by_program,
+    allowed_by_span,
+    kept,
+    key_tile,
+    key_tiles,
+    load_rows,
+    multiply,
+    score,
+    span_of,
+)
+
+
+@triton.jit
+def softmax_step(scores, peak, total, weighted, factor, RISKY: tl.constexpr, ENTROPY: tl.constexpr):
+    """Exponentials of scores relative to the new peak, what older sums are multiplied with, and the sums so far.
+
+    RISKY where a score may be −inf.
+    """
+    new = tl.maximum(peak, tl.max(scores, 1))
+    # a query that has seen nothing yet has a peak of −inf: shift by 0, so that −inf − −inf never happens
+    shift = tl.where(new == float("-inf"), 0.0, new) * factor
+    exponents = scores * factor - shift[:, None]
+    e = tl.exp2(exponents)
+    moved = peak * factor - shift
+    fade = tl.exp2(moved)
+    if ENTROPY:
+        if RISKY:
+            exponents = tl.maximum(exponents, -1000.0)  # 2^−1000 is 0 here, and 0 · −inf would be NaN
+        weighted = fade * (weighted + total * tl.maximum(moved, -1000.0)) + tl.sum(e * exponents, 1)
+    return e, fade, new, total * fade + tl.sum(e, 1), weighted
+
+
+@triton.jit
+def attend(
+    state, q, k, v, strides, tile, rows, seen_low, seen_high, limits, mask, scoring, head, batch, T, S,
+    FULL: tl.constexpr, BN: tl.constexpr, ENTROPY: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys joins the sums: (values, peak, total, weighted)."""
+    values, peak, total, weighted = state
+    first = tile * BN
+    columns = (first + tl.arange(0, BN))[None, :]
+    keys = load_rows(k, strides[0], first, seen_low, seen_high, BN, form.features, form.padded, FULL)
+    product = multiply(q, tl.trans(keys), tl.zeros((q.shape[0], BN), tl.float32), form.precision)
+    scores, _ = score(product, scoring, rows[:, None], columns, head, batch, T, S, form)
+    v_tile = load_rows(v, strides[1], first, seen_low, seen_high, BN, form.width, form.padded_width, FULL)
+    if not FULL:
+        if form.program is None:
+            allowed = allowed_by_span(limits[0], limits[1], limits[2], rows[:, None], columns)
+        else:
+            allowed = allowed_by_program(mask, rows[:, None], columns, head, batch, T, S, form)
+            # what nobody here sees may hold anything, NaN too, and 0 · NaN is NaN
+            seen = tl.max(allowed.to(tl.int32), 0) > 0
+            v_tile = tl.where(seen[:, None], v_tile, 0.0)
+        scores = tl.where(allowed, scores, float("-inf"))
+    e, fade, peak, total, weighted = softmax_step(
+        scores, peak, total, weighted, scoring.factor, (not FULL) or form.bias != NONE, ENTROPY
+    )
+    if form.dropout:
+        e = tl.where(kept(scoring, rows[:, None], columns, head, batch, form), e * scoring.rescale, 0.0)
+    values = multiply(e.to(v_tile.dtype), v_tile, values * fade[:, None], form.precision)
+    return values, peak, total, weighted
+
+
+@triton.jit
+def finish(state, sink, scoring, SINKS: tl.constexpr, form: tl.constexpr):
+    """(output, log-sum-exp, peak, total, largest score, entropy) from the sums over all keys.
+
+    Peak and total are the denominator, sink included: a weight is 2^(score · factor − peak · log₂e) / total, with the
+    rounding of peak · log₂e the same for all who use it.
+    """
+    values, largest, sums, weighted = state
+    none = largest == float("-inf")
+    old_shift = tl.where(none, 0.0, largest) * scoring.factor
+    if form.raw:
+        largest = largest * scoring.scale
+    peak = largest
+    if SINKS:
+        peak = tl.maximum(largest, sink)
+    shift = tl.where(peak == float("-inf"), 0.0, peak) * LOG2E
+    moved = tl.where(none, 0.0, tl.exp2(old_shift - shift))
+    total = sums * moved
+    if SINKS:
+        total += tl.exp2(sink * LOG2E - shift)
+    some = total != 0  # true for NaN, which is to be seen and not turned into a 0
+    divisor = tl.where(some, total, 1.0)
+    share = moved / divisor
+    lse = tl.where(some, tl.where(peak == float("-inf"), 0.0, peak) + tl.log2(divisor) * LN2, float("-inf"))
+    # −Σ w ln w with ln w = (score − largest) + (largest − lse)
+    apart = tl.log2(divisor) + (shift - old_shift)
+    entropy = share * (sums * apart - weighted) * LN2
+    return values * share[:, None], lse, peak, total, largest, entropy
+
+
+@triton.jit(do_not_specialize=["span"])
+def forward(
+    q, k, v, out, lse_at, peak_at, total_at, largest_at, entropy_at, sinks,
+    q_strides, k_strides, v_strides, span, lists, mask, scoring, T, S,
+    SINKS: tl.constexpr, ENTROPY: tl.constexpr, REVERSED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """A block of queries of one head; blocks with the most keys start first (REVERSED: the last ones)."""
+    blocks = tl.cdiv(T, BM)
+    number, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    batch, head = number // form.heads, number % form.heads
+    if REVERSED:
+        block = blocks - 1 - block
+    rows = block * BM + tl.arange(0, BM)
+    q += batch.to(tl.int64) * q_strides[0] + head.to(tl.int64) * q_strides[1]
+    k += batch.to(tl.int64) * k_strides[0] + (head // form.group).to(tl.int64) * k_strides[1]
+    v += batch.to(tl.int64) * v_strides[0] + (head // form.group).to(tl.int64) * v_strides[1]
+    queries = load_rows(q, q_strides[2], block * BM, 0, T, BM, form.features, form.padded, False)
+    limits = span_of(span, batch, form)
+    seen_low, seen_high = 0, S
+    if form.program is None:
+        seen_low = block * BM + limits[0]
+        seen_high = tl.minimum(limits[2], tl.minimum(block * BM + BM, T) + limits[1])
+    minus = tl.full((BM,), float("-inf"), tl.float32)
+    zero = tl.zeros((BM,), tl.float32)
+    state = (tl.zeros((BM, form.padded_width), tl.float32), minus, zero, zero)
+    mixed, full, a, b, c = key_tiles(span, lists, batch, head, block, T, T, S, BM, BN, form)
+    strides = (k_strides[2], v_strides[2])
+    for i in range(0, mixed):
+        tile = key_tile(lists, i, a, b, c, False, form)
+        state = attend(
+            state, queries, k, v, strides, tile, rows, seen_low, seen_high, limits, mask, scoring, head, batch, T, S,
+            False, BN, ENTROPY, form,
+        )  # fmt: skip
+    for i in range(0, full):
+        tile = key_tile(lists, i, a, b, c, True, form)
+        state = attend(
+            state, queries, k, v, strides, tile, rows, seen_low, seen_high, limits, mask, scoring, head, batch, T, S,
+            True, BN, ENTROPY, form,
+        )  # fmt: skip
+    sink = 0.0
+    if SINKS:
+        sink = tl.load(sinks + head)
+    result, lse, peak, total, largest, entropy = finish(state, sink, scoring, SINKS, form)
+    here = number.to(tl.int64) * T + rows
+    inside = rows < T
+    tl.store(lse_at + here, lse, mask=inside)
+    tl.store(peak_at + here, peak, mask=inside)
+    tl.store(total_at + here, total, mask=inside)
+    if ENTROPY:
+        tl.store(largest_at + here, largest, mask=inside)
+        tl.store(entropy_at + here, entropy, mask=inside)
+    columns = tl.arange(0, form.padded_width)
+    out += (here * form.width)[:, None] + columns[None, :]
+    tl.store(out, result.to(out.dtype.element_ty), mask=inside[:, None] & (columns < form.width)[None, :])
