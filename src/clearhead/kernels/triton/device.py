@@ -67,18 +67,22 @@ class Span(NamedTuple):
 
 
 @triton.jit
-def multiply(a, b, acc, precision: tl.constexpr):
+def multiply(a, b, acc, form: tl.constexpr):
     """acc + a b, in the precision asked for."""
     if INTERPRETED:  # bfloat16 products are wrong in the interpreter
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    return tl.dot(a, b, acc, input_precision=precision)
+        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    elif form.precision == "tf32x3":
+        acc = tl.dot(a, b, acc, input_precision="tf32x3")
+    else:
+        acc = tl.dot(a, b, acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
 def load_rows(base, stride, first, low, high, N: tl.constexpr, W: tl.constexpr, PADDED: tl.constexpr, ALL: tl.constexpr):
     """Rows first … first + N of a matrix, zeros outside low … high − 1; ALL where none is outside."""
     rows, columns = tl.arange(0, N), tl.arange(0, PADDED)
-    at = base + first.to(tl.int64) * stride + rows[:, None] * stride + columns[None, :]
+    at = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
     if ALL and W == PADDED:
         return tl.load(at)
     inside = (columns < W)[None, :]
@@ -217,7 +221,7 @@ def kept(scoring, rows, columns, head, batch, form: tl.constexpr):
 
 
 @triton.jit
-def key_tiles(span, lists, batch, head, block, rows_end, T, S, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr):
+def key_tiles(span, lists, batch, head, block, T, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr):
     """The tiles of keys that a block of queries meets, as numbers for `key_tile`: (mixed, full, a, b, c).
 
     Spans: a first tile, how many mixed ones come before the full ones, the first full one. Lists: where they lie.
@@ -225,17 +229,21 @@ def key_tiles(span, lists, batch, head, block, rows_end, T, S, BM: tl.constexpr,
     if form.program is None:
         low, high, count = span_of(span, batch, form)
         first_row = block * BM
-        last_row = tl.minimum(first_row + BM, rows_end) - 1
-        start = tl.maximum(first_row + low, 0) // BN
-        stop = tl.maximum(tl.cdiv(tl.minimum(count, last_row + high + 1), BN), start)
-        full_start = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(last_row + low, 0), BN), start), stop)
-        full_stop = tl.minimum(tl.maximum(tl.minimum(count, first_row + high + 1) // BN, full_start), stop)
-        return stop - start - (full_stop - full_start), full_stop - full_start, start, full_start, full_stop
-    row = (batch * lists.by_batch + 0) * lists.mask_heads + head * lists.by_head
-    row = row * lists.down + block
-    at = row.to(tl.int64) * lists.across
-    mixed = tl.load(lists.counts + 2 * row)
-    return mixed, tl.load(lists.counts + 2 * row + 1), at, mixed, at * 0
+        last_row = tl.minimum(first_row + BM, T) - 1
+        a = tl.maximum(first_row + low, 0) // BN
+        stop = tl.maximum(tl.cdiv(tl.minimum(count, last_row + high + 1), BN), a)
+        b = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(last_row + low, 0), BN), a), stop)
+        c = tl.minimum(tl.maximum(tl.minimum(count, first_row + high + 1) // BN, b), stop)
+        full = c - b
+        mixed = stop - a - full
+    else:
+        row = (batch * lists.by_batch * lists.mask_heads + head * lists.by_head) * lists.down + block
+        a = row.to(tl.int64) * lists.across
+        mixed = tl.load(lists.counts + 2 * row)
+        full = tl.load(lists.counts + 2 * row + 1)
+        b = mixed
+        c = mixed
+    return mixed, full, a, b, c
 
 
 @triton.jit
@@ -243,11 +251,14 @@ def key_tile(lists, i, a, b, c, FULL: tl.constexpr, form: tl.constexpr):
     """The number of the i-th mixed or full tile."""
     if form.program is None:
         if FULL:
-            return b + i
-        return tl.where(i < b - a, a + i, c + i - (b - a))
-    if FULL:
-        return tl.load(lists.tiles + a + b + i)
-    return tl.load(lists.tiles + a + i)
+            tile = b + i
+        else:
+            tile = tl.where(i < b - a, a + i, c + i - (b - a))
+    elif FULL:
+        tile = tl.load(lists.tiles + a + b + i)
+    else:
+        tile = tl.load(lists.tiles + a + i)
+    return tile
 
 
 class Lists(NamedTuple):

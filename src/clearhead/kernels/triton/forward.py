@@ -29,10 +29,14 @@ def softmax_step(scores, peak, total, weighted, factor, RISKY: tl.constexpr, ENT
     """
     new = tl.maximum(peak, tl.max(scores, 1))
     # a query that has seen nothing yet has a peak of −inf: shift by 0, so that −inf − −inf never happens
-    shift = tl.where(new == float("-inf"), 0.0, new) * factor
-    exponents = scores * factor - shift[:, None]
+    shift = tl.where(new == float("-inf"), 0.0, new)
+    if ENTROPY:  # the largest key's term is then exactly 1, and the entropy of a single key exactly 0
+        exponents = (scores - shift[:, None]) * factor
+        moved = (peak - shift) * factor
+    else:
+        exponents = tl.fma(scores, factor, -(shift * factor)[:, None])
+        moved = peak * factor - shift * factor
     e = tl.exp2(exponents)
-    moved = peak * factor - shift
     fade = tl.exp2(moved)
     if ENTROPY:
         if RISKY:
@@ -51,7 +55,7 @@ def attend(
     first = tile * BN
     columns = (first + tl.arange(0, BN))[None, :]
     keys = load_rows(k, strides[0], first, seen_low, seen_high, BN, form.features, form.padded, FULL)
-    product = multiply(q, tl.trans(keys), tl.zeros((q.shape[0], BN), tl.float32), form.precision)
+    product = multiply(q, tl.trans(keys), tl.zeros((q.shape[0], BN), tl.float32), form)
     scores, _ = score(product, scoring, rows[:, None], columns, head, batch, T, S, form)
     v_tile = load_rows(v, strides[1], first, seen_low, seen_high, BN, form.width, form.padded_width, FULL)
     if not FULL:
@@ -68,12 +72,12 @@ def attend(
     )
     if form.dropout:
         e = tl.where(kept(scoring, rows[:, None], columns, head, batch, form), e * scoring.rescale, 0.0)
-    values = multiply(e.to(v_tile.dtype), v_tile, values * fade[:, None], form.precision)
+    values = multiply(e.to(v_tile.dtype), v_tile, values * fade[:, None], form)
     return values, peak, total, weighted
 
 
 @triton.jit
-def finish(state, sink, scoring, SINKS: tl.constexpr, form: tl.constexpr):
+def finish(state, sink, scoring, SINKS: tl.constexpr, ENTROPY: tl.constexpr, form: tl.constexpr):
     """(output, log-sum-exp, peak, total, largest score, entropy) from the sums over all keys.
 
     Peak and total are the denominator, sink included: a weight is 2^(score · factor − peak · log₂e) / total, with the
@@ -81,24 +85,34 @@ def finish(state, sink, scoring, SINKS: tl.constexpr, form: tl.constexpr):
     """
     values, largest, sums, weighted = state
     none = largest == float("-inf")
-    old_shift = tl.where(none, 0.0, largest) * scoring.factor
+    bare = tl.where(none, 0.0, largest)
     if form.raw:
         largest = largest * scoring.scale
     peak = largest
     if SINKS:
         peak = tl.maximum(largest, sink)
-    shift = tl.where(peak == float("-inf"), 0.0, peak) * LOG2E
-    moved = tl.where(none, 0.0, tl.exp2(old_shift - shift))
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    shift = base * LOG2E
+    # from the sums' own shift, which is rounded as `softmax_step` does it, to the one that is handed on
+    if ENTROPY:
+        apart = tl.fma(bare, scoring.factor, -shift)
+    else:
+        apart = bare * scoring.factor - shift
+    moved = tl.where(none, 0.0, tl.exp2(apart))
     total = sums * moved
     if SINKS:
-        total += tl.exp2(sink * LOG2E - shift)
+        total += tl.exp2(tl.fma(sink, LOG2E, -shift))
     some = total != 0  # true for NaN, which is to be seen and not turned into a 0
     divisor = tl.where(some, total, 1.0)
     share = moved / divisor
-    lse = tl.where(some, tl.where(peak == float("-inf"), 0.0, peak) + tl.log2(divisor) * LN2, float("-inf"))
+    logarithm = tl.log2(divisor)
+    lse = tl.where(some, base + logarithm * LN2, float("-inf"))
     # −Σ w ln w with ln w = (score − largest) + (largest − lse)
-    apart = tl.log2(divisor) + (shift - old_shift)
-    entropy = share * (sums * apart - weighted) * LN2
+    if SINKS:
+        entropy = share * (sums * (logarithm - apart) - weighted) * LN2
+    else:
+        some_keys = tl.where(none, 1.0, sums)
+        entropy = (tl.log2(some_keys) - weighted / some_keys) * LN2
     return values * share[:, None], lse, peak, total, largest, entropy
 
 
@@ -110,6 +124,7 @@ def forward(
     BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """A block of queries of one head; blocks with the most keys start first (REVERSED: the last ones)."""
+    WIDTH: tl.constexpr = form.padded_width
     blocks = tl.cdiv(T, BM)
     number, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     batch, head = number // form.heads, number % form.heads
@@ -127,8 +142,8 @@ def forward(
         seen_high = tl.minimum(limits[2], tl.minimum(block * BM + BM, T) + limits[1])
     minus = tl.full((BM,), float("-inf"), tl.float32)
     zero = tl.zeros((BM,), tl.float32)
-    state = (tl.zeros((BM, form.padded_width), tl.float32), minus, zero, zero)
-    mixed, full, a, b, c = key_tiles(span, lists, batch, head, block, T, T, S, BM, BN, form)
+    state = (tl.zeros((BM, WIDTH), tl.float32), minus, zero, zero)
+    mixed, full, a, b, c = key_tiles(span, lists, batch, head, block, T, BM, BN, form)
     strides = (k_strides[2], v_strides[2])
     for i in range(0, mixed):
         tile = key_tile(lists, i, a, b, c, False, form)
@@ -145,7 +160,7 @@ def forward(
     sink = 0.0
     if SINKS:
         sink = tl.load(sinks + head)
-    result, lse, peak, total, largest, entropy = finish(state, sink, scoring, SINKS, form)
+    result, lse, peak, total, largest, entropy = finish(state, sink, scoring, SINKS, ENTROPY, form)
     here = number.to(tl.int64) * T + rows
     inside = rows < T
     tl.store(lse_at + here, lse, mask=inside)
@@ -154,6 +169,6 @@ def forward(
     if ENTROPY:
         tl.store(largest_at + here, largest, mask=inside)
         tl.store(entropy_at + here, entropy, mask=inside)
-    columns = tl.arange(0, form.padded_width)
+    columns = tl.arange(0, WIDTH)
     out += (here * form.width)[:, None] + columns[None, :]
     tl.store(out, result.to(out.dtype.element_ty), mask=inside[:, None] & (columns < form.width)[None, :])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+import triton
 
 from clearhead.arrays import Array
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
+from clearhead.kernels.triton.backward import gradients_of_keys, gradients_of_queries, spread
 from clearhead.kernels.triton.call import Call
 from clearhead.kernels.triton.forward import forward as forward_kernel
-from clearhead.kernels.triton.tuning import forward_blocks
+from clearhead.kernels.triton.look import look_again
+from clearhead.kernels.triton.tuning import forward_blocks, keys_blocks, queries_blocks
 from clearhead.observe import Observed
 from clearhead.problem import Problem
 
@@ -22,13 +26,11 @@ def run(problem: Problem) -> Ran:
     """Output and log-sum-exp, and what is wanted."""
     call = Call(problem)
     output, lse, peak, total, largest, entropy = forward(call)
-    found: dict[str, Any] = {"max_score": largest, "entropy": entropy}
-    observed = Observed(
-        output=call.shaped(output),
-        lse=call.shaped(lse),
-        kernel="triton",
-        **{name: None if value is None else call.shaped(value) for name, value in found.items()},
-    )
+    found: dict[str, Any] = {"max_score": None, "entropy": None}
+    if problem.want is not None and largest is not None and entropy is not None:
+        found = {"max_score": call.shaped(largest), "entropy": call.shaped(entropy)}
+        found |= look_again(call, problem.want, peak, total)
+    observed = Observed(output=call.shaped(output), lse=call.shaped(lse), kernel="triton", **found)
     return Ran(observed, call.shaped(peak), call.shaped(total))
 
 
@@ -53,5 +55,50 @@ def forward(call: Call) -> Rows:
 
 
 def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
-    """dq, dk and dv."""
-    raise NotImplementedError
+    """dq, dk and dv shaped as q, k and v, sums over broadcast batch axes included; and dsinks."""
+    call = Call(problem)
+    grid, form = call.grid, call.form
+    dout = call.one_batch_axis(dout)
+    shift, inverse, taken = (call.empty(grid.queries) for _ in range(3))
+    dq = torch.empty((call.batch, *problem.q.shape[-3:]), dtype=call.q.dtype, device=call.device)
+    dk = torch.empty((call.batch, *problem.k.shape[-3:]), dtype=call.k.dtype, device=call.device)
+    dv = torch.empty((call.batch, *problem.v.shape[-3:]), dtype=call.v.dtype, device=call.device)
+    queries, keys = queries_blocks(*call.key, grid.queries), keys_blocks(*call.key, grid.queries)
+    if call.rows and grid.queries:
+        spread[(triton.cdiv(grid.queries, 64) * call.rows,)](
+            dout, output.contiguous(), peak.contiguous(), total.contiguous(), shift, inverse, taken,
+            dout.stride(), grid.queries, BM=64, form=form,
+        )  # fmt: skip
+    rows = (shift, inverse, taken)
+    strides = (call.q.stride(), call.k.stride(), call.v.stride(), dout.stride())
+    across = triton.cdiv(grid.keys, keys.columns) * call.batch * problem.key_heads
+    if across:
+        gradients_of_keys[(across,)](
+            call.q, call.k, call.v, dout, *rows, dk, dv, *strides, call.mask.span, call.lists(keys, turned=True),
+            call.mask.arrays, call.scoring, grid.queries, grid.keys,
+            BM=keys.rows, BN=keys.columns, form=form, num_warps=keys.warps, num_stages=keys.stages,
+        )  # fmt: skip
+    down = triton.cdiv(grid.queries, queries.rows) * call.rows
+    if down:
+        gradients_of_queries[(down,)](
+            call.q, call.k, call.v, dout, *rows, dq, *strides, call.mask.span, call.lists(queries),
+            call.mask.arrays, call.scoring, grid.queries, grid.keys, REVERSED=call.backwards,
+            BM=queries.rows, BN=queries.columns, form=form, num_warps=queries.warps, num_stages=queries.stages,
+        )  # fmt: skip
+    dsinks = None
+    if call.sinks is not None:
+        by_row = torch.exp2(call.sinks.repeat(call.batch)[:, None] * math.log2(math.e) - shift) * inverse
+        dsinks = -(by_row * taken).sum(-1).view(call.batch, grid.heads).sum(0)
+    found = (
+        summed(gradient.view(*grid.batch, *like.shape[-3:]), like)
+        for gradient, like in zip((dq, dk, dv), (problem.q, problem.k, problem.v), strict=True)
+    )
+    return Gradients(*found, None, dsinks)
+
+
+def summed(gradient: torch.Tensor, like: Array) -> torch.Tensor:
+    """The sum over batch axes that were broadcast."""
+    for axis, (have, want) in enumerate(zip(gradient.shape, like.shape, strict=True)):
+        if have != want:
+            gradient = gradient.sum(axis, keepdim=True)
+    return gradient
