@@ -77,13 +77,12 @@ def attend(
 
 
 @triton.jit
-def finish(state, sink, scoring, SINKS: tl.constexpr, ENTROPY: tl.constexpr, form: tl.constexpr):
-    """(output, log-sum-exp, peak, total, largest score, entropy) from the sums over all keys.
+def finish(largest, sums, weighted, sink, scoring, SINKS: tl.constexpr, ENTROPY: tl.constexpr, form: tl.constexpr):
+    """(share, log-sum-exp, peak, total, largest score, entropy) from the sums over all keys; output is values · share.
 
     Peak and total are the denominator, sink included: a weight is 2^(score · factor − peak · log₂e) / total, with the
     rounding of peak · log₂e the same for all who use it.
     """
-    values, largest, sums, weighted = state
     none = largest == float("-inf")
     bare = tl.where(none, 0.0, largest)
     if form.raw:
@@ -113,7 +112,7 @@ def finish(state, sink, scoring, SINKS: tl.constexpr, ENTROPY: tl.constexpr, for
     else:
         some_keys = tl.where(none, 1.0, sums)
         entropy = (tl.log2(some_keys) - weighted / some_keys) * LN2
-    return values * share[:, None], lse, peak, total, largest, entropy
+    return share, lse, peak, total, largest, entropy
 
 
 @triton.jit(do_not_specialize=["span"])
@@ -160,7 +159,8 @@ def forward(
     sink = 0.0
     if SINKS:
         sink = tl.load(sinks + head)
-    result, lse, peak, total, largest, entropy = finish(state, sink, scoring, SINKS, ENTROPY, form)
+    values, largest, sums, weighted = state
+    share, lse, peak, total, largest, entropy = finish(largest, sums, weighted, sink, scoring, SINKS, ENTROPY, form)
     here = number.to(tl.int64) * T + rows
     inside = rows < T
     tl.store(lse_at + here, lse, mask=inside)
@@ -171,4 +171,5 @@ def forward(
         tl.store(entropy_at + here, entropy, mask=inside)
     columns = tl.arange(0, WIDTH)
     out += (here * form.width)[:, None] + columns[None, :]
+    result = values * share[:, None]
     tl.store(out, result.to(out.dtype.element_ty), mask=inside[:, None] & (columns < form.width)[None, :])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,13 +14,18 @@ from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.triton.backward import gradients_of_keys, gradients_of_queries, spread
 from clearhead.kernels.triton.call import Call
+from clearhead.kernels.triton.decode import merge_parts, split_keys
 from clearhead.kernels.triton.forward import forward as forward_kernel
 from clearhead.kernels.triton.look import look_again
-from clearhead.kernels.triton.tuning import forward_blocks, keys_blocks, queries_blocks
+from clearhead.kernels.triton.tuning import decode_blocks, forward_blocks, keys_blocks, queries_blocks
 from clearhead.observe import Observed
 from clearhead.problem import Problem
 
-Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+
+FEW = 64  # queries that share keys, below which they are one block and the keys are split
+PARTS = 128  # parts of the keys, at most
+TILES = 2  # of keys, at least, in a part
 
 
 def run(problem: Problem) -> Ran:
@@ -34,24 +40,68 @@ def run(problem: Problem) -> Ran:
     return Ran(observed, call.shaped(peak), call.shaped(total))
 
 
-def forward(call: Call) -> Rows:
+def forward(call: Call) -> Found:
     """(output, lse, peak, total, largest score, entropy); the last two where something is to be observed."""
-    grid, form = call.grid, call.form
+    grid = call.grid
     observing = call.problem.want is not None
-    output = call.empty(grid.queries, form.width, dtype=call.q.dtype)
+    output = call.empty(grid.queries, call.form.width, dtype=call.q.dtype)
     lse, peak, total = (call.empty(grid.queries) for _ in range(3))
     largest, entropy = (call.empty(grid.queries) if observing else None for _ in range(2))
+    found = (output, lse, peak, total, largest, entropy)
+    if not call.rows or not grid.queries:
+        return found
+    if grid.queries * call.form.group <= FEW:
+        decode(call, found)
+        return found
     blocks = forward_blocks(*call.key, grid.queries)
-    count = -(-grid.queries // blocks.rows) * call.rows
-    if count:
-        forward_kernel[(count,)](
-            call.q, call.k, call.v, output, lse, peak, total, largest, entropy, call.sinks,
-            call.q.stride(), call.k.stride(), call.v.stride(), call.mask.span, call.lists(blocks), call.mask.arrays,
-            call.scoring, grid.queries, grid.keys,
-            SINKS=call.sinks is not None, ENTROPY=observing, REVERSED=call.backwards,
-            BM=blocks.rows, BN=blocks.columns, form=form, num_warps=blocks.warps, num_stages=blocks.stages,
-        )  # fmt: skip
-    return output, lse, peak, total, largest, entropy
+    forward_kernel[(triton.cdiv(grid.queries, blocks.rows) * call.rows,)](
+        call.q, call.k, call.v, *found, call.sinks,
+        call.q.stride(), call.k.stride(), call.v.stride(), call.mask.span, call.lists(blocks), call.mask.arrays,
+        call.scoring, grid.queries, grid.keys,
+        SINKS=call.sinks is not None, ENTROPY=observing, REVERSED=call.backwards,
+        BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+    return found
+
+
+def decode(call: Call, found: Found) -> None:
+    """The same for few queries: keys split over programs, and merged."""
+    grid, form = call.grid, call.form
+    observing = found[-1] is not None
+    blocks = decode_blocks(*call.key, grid.queries * form.group)
+    keys = grid.keys
+    if form.program is None and not form.span_by_row:
+        span = call.mask.span
+        keys = min(span.count, grid.queries + span.high) - max(span.low, 0) + blocks.columns
+    numbers = call.batch * call.problem.key_heads
+    splits, per_split = split(max(keys, 1), blocks.columns, numbers, processors(call.device))
+    values = call.empty(grid.queries, splits, form.padded_width)
+    peaks, totals = (call.empty(grid.queries, splits) for _ in range(2))
+    weighted = call.empty(grid.queries, splits) if observing else None
+    split_keys[(numbers * splits,)](
+        call.q, call.k, call.v, values, peaks, totals, weighted, call.q.stride(), call.k.stride(), call.v.stride(),
+        call.mask.span, call.mask.arrays, call.scoring, grid.queries, grid.keys, per_split, splits,
+        ENTROPY=observing, BM=blocks.rows, BN=blocks.columns, form=form,
+        num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+    merge_parts[(call.rows * grid.queries,)](
+        values, peaks, totals, weighted, *found, call.sinks, call.scoring, grid.queries, splits,
+        SINKS=call.sinks is not None, ENTROPY=observing, SPLITS=triton.next_power_of_2(splits), form=form,
+    )  # fmt: skip
+
+
+def split(keys: int, tile: int, numbers: int, processors: int) -> tuple[int, int]:
+    """How many parts the keys are split into, and how many keys each has: enough to keep every processor busy."""
+    tiles = triton.cdiv(keys, tile)
+    wanted = max(1, min(PARTS, triton.cdiv(4 * processors, numbers), triton.cdiv(tiles, TILES)))
+    each = triton.cdiv(tiles, wanted)
+    return triton.cdiv(tiles, each), each * tile
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """How many programs run side by side; a small number in the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
 
 
 def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:

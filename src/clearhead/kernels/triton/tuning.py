@@ -69,3 +69,13 @@ def queries_blocks(dtype: str, padded: int, padded_width: int, queries: int) -> 
     if dtype == "float32":
         return smaller(Blocks(32, 16 if wide > 64 else 32, 4, 1), queries)
     return smaller(Blocks(128, 64, 8, 2) if wide <= 128 else Blocks(64, 32, 8, 1), queries)
+
+
+def decode_blocks(dtype: str, padded: int, padded_width: int, rows: int) -> Blocks:
+    """For few queries over split keys."""
+    down = 16
+    while down < rows:
+        down *= 2
+    if dtype == "float32":
+        return Blocks(down, 32, 4, 1)
+    return Blocks(down, 64, 4, 3 if max(padded, padded_width) <= 128 else 2)
