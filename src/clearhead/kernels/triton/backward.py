@@ -85,7 +85,8 @@ def query_step(
     dk, dv = state
     first = tile * BM
     rows = (first + tl.arange(0, BM))[None, :]
-    ALL: tl.constexpr = FULL
+    # a listed tile is full when all queries that there are see it: the last may be past the end
+    ALL: tl.constexpr = FULL and form.program is None
     queries = load_rows(q, strides[0], first, 0, T, BM, form.features, form.padded, ALL)
     given = load_rows(dout, strides[1], first, 0, T, BM, form.width, form.padded_width, ALL)
     shift = load_numbers(rows_at[0], first, 0, T, BM, 0.0)[None, :]

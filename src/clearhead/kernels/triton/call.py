@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from clearhead.arrays import Array, dtype_name
 from clearhead.dropout import mix
-from clearhead.kernels.triton import device, spans
+from clearhead.kernels.triton import device, spans, tuning
 from clearhead.kernels.triton.device import Form, Lists, Scoring
 from clearhead.kernels.triton.spans import four_axes, upload
 from clearhead.kernels.triton.tuning import Blocks
@@ -49,7 +51,8 @@ class Call:
             span_by_row=self.mask.span_by_row,
             program=self.mask.program,
             dropout=problem.dropout is not None,
-            precision="ieee",
+            precision=tuning.PRECISION,
+            described=tuning.DESCRIBED and self.describable(),
         )
         rescale, threshold, seed = self.dropout()
         factor = problem.scale * LOG2E if raw else LOG2E
@@ -65,6 +68,33 @@ class Call:
         if len(batch) != 1 or tensor.shape[:-3] != batch:
             tensor = tensor.expand(*batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
         return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+    def describable(self) -> bool:
+        """True where the copy engine can fetch keys and values: Hopper or later, and rows that start at 16 bytes."""
+        if machine(self.device)[0] < (9, 0) or self.q.element_size() != 2:
+            return False
+        whole = (self.form_width(self.k), self.form_width(self.v))
+        return all(whole) and all(
+            tensor.data_ptr() % 16 == 0
+            and tensor.shape[-2] > 0
+            and all(stride * 2 % 16 == 0 and stride > 0 for stride in tensor.stride()[:-1])
+            for tensor in (self.k, self.v)
+        )
+
+    @staticmethod
+    def form_width(tensor: torch.Tensor) -> bool:
+        """True where the features of a tensor are a power of two that a tile has."""
+        features = tensor.shape[-1]
+        return 16 <= features <= 256 and features == triton.next_power_of_2(features)
+
+    def described(self, blocks: Blocks) -> tuple[Any, Any]:
+        """Descriptors of keys and values, in tiles of these blocks; where there are none, anything."""
+        if not self.form.described:
+            return self.k, self.v
+        return tuple(
+            TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, blocks.columns, tensor.shape[-1]])
+            for tensor in (self.k, self.v)
+        )  # type: ignore[return-value]
 
     def bias(self) -> tuple[int, Any, tuple[int, int, int, int], Any, int]:
         """The bias: its kind, its array and strides, the position of query 0, and where distance 0 is."""
@@ -117,7 +147,15 @@ class Call:
         """(batch · heads, …) as (*batch, heads, …)."""
         return tensor.view(*self.grid.batch, self.grid.heads, *tensor.shape[1:])
 
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """What a choice of blocks depends on: precision and widths."""
-        return dtype_name(self.q), self.form.padded, self.form.padded_width
+    def blocks(self, kernel: str, size: int) -> Blocks:
+        """The blocks of a kernel, with no more rows than `size` needs."""
+        key = (dtype_name(self.q), self.form.padded, self.form.padded_width)
+        return tuning.blocks(kernel, key, size, *machine(self.device))
+
+
+@cache
+def machine(on: torch.device) -> tuple[tuple[int, int], str]:
+    """The capability and the name of a device; in the interpreter, those of none."""
+    if on.type != "cuda":
+        return (9, 0), "interpreter"
+    return torch.cuda.get_device_capability(on), torch.cuda.get_device_name(on)

@@ -40,6 +40,7 @@ class Form(NamedTuple):
     program: tuple[tuple[int, ...], ...] | None  # a mask that is no span, in postfix order
     dropout: bool
     precision: str
+    described: bool  # full tiles of keys and values come through tensor descriptors (TMA)
 
 
 class Scoring(NamedTuple):
@@ -89,6 +90,12 @@ def load_rows(base, stride, first, low, high, N: tl.constexpr, W: tl.constexpr, 
     if not ALL:
         inside = inside & ((first + rows >= low) & (first + rows < high))[:, None]
     return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def load_described(tensor, batch, head, first, N: tl.constexpr, PADDED: tl.constexpr):
+    """Rows first … first + N of a head, fetched by the copy engine; zeros past the end."""
+    return tl.reshape(tensor.load([batch, head, first, 0]), (N, PADDED))
 
 
 @triton.jit

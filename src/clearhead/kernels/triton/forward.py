@@ -14,6 +14,7 @@ from clearhead.kernels.triton.device import (
     kept,
     key_tile,
     key_tiles,
+    load_described,
     load_rows,
     multiply,
     score,
@@ -47,17 +48,23 @@ def softmax_step(scores, peak, total, weighted, factor, RISKY: tl.constexpr, ENT
 
 @triton.jit
 def attend(
-    state, q, k, v, strides, tile, rows, seen_low, seen_high, limits, mask, scoring, head, batch, T, S,
+    state, q, k, v, described, strides, tile, rows, seen_low, seen_high, limits, mask, scoring, head, batch, T, S,
     FULL: tl.constexpr, BN: tl.constexpr, ENTROPY: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys joins the sums: (values, peak, total, weighted)."""
     values, peak, total, weighted = state
     first = tile * BN
     columns = (first + tl.arange(0, BN))[None, :]
-    keys = load_rows(k, strides[0], first, seen_low, seen_high, BN, form.features, form.padded, FULL)
+    if FULL and form.described:
+        keys = load_described(described[0], batch, head // form.group, first, BN, form.padded)
+    else:
+        keys = load_rows(k, strides[0], first, seen_low, seen_high, BN, form.features, form.padded, FULL)
     product = multiply(q, tl.trans(keys), tl.zeros((q.shape[0], BN), tl.float32), form)
     scores, _ = score(product, scoring, rows[:, None], columns, head, batch, T, S, form)
-    v_tile = load_rows(v, strides[1], first, seen_low, seen_high, BN, form.width, form.padded_width, FULL)
+    if FULL and form.described:
+        v_tile = load_described(described[1], batch, head // form.group, first, BN, form.padded_width)
+    else:
+        v_tile = load_rows(v, strides[1], first, seen_low, seen_high, BN, form.width, form.padded_width, FULL)
     if not FULL:
         if form.program is None:
             allowed = allowed_by_span(limits[0], limits[1], limits[2], rows[:, None], columns)
@@ -118,7 +125,7 @@ def finish(largest, sums, weighted, sink, scoring, SINKS: tl.constexpr, ENTROPY:
 @triton.jit(do_not_specialize=["span"])
 def forward(
     q, k, v, out, lse_at, peak_at, total_at, largest_at, entropy_at, sinks,
-    q_strides, k_strides, v_strides, span, lists, mask, scoring, T, S,
+    q_strides, k_strides, v_strides, described, span, lists, mask, scoring, T, S,
     SINKS: tl.constexpr, ENTROPY: tl.constexpr, REVERSED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
@@ -147,13 +154,13 @@ def forward(
     for i in range(0, mixed):
         tile = key_tile(lists, i, a, b, c, False, form)
         state = attend(
-            state, queries, k, v, strides, tile, rows, seen_low, seen_high, limits, mask, scoring, head, batch, T, S,
+            state, queries, k, v, described, strides, tile, rows, seen_low, seen_high, limits, mask, scoring, head, batch, T, S,
             False, BN, ENTROPY, form,
         )  # fmt: skip
     for i in range(0, full):
         tile = key_tile(lists, i, a, b, c, True, form)
         state = attend(
-            state, queries, k, v, strides, tile, rows, seen_low, seen_high, limits, mask, scoring, head, batch, T, S,
+            state, queries, k, v, described, strides, tile, rows, seen_low, seen_high, limits, mask, scoring, head, batch, T, S,
             True, BN, ENTROPY, form,
         )  # fmt: skip
     sink = 0.0

@@ -17,7 +17,6 @@ from clearhead.kernels.triton.call import Call
 from clearhead.kernels.triton.decode import merge_parts, split_keys
 from clearhead.kernels.triton.forward import forward as forward_kernel
 from clearhead.kernels.triton.look import look_again
-from clearhead.kernels.triton.tuning import decode_blocks, forward_blocks, keys_blocks, queries_blocks
 from clearhead.observe import Observed
 from clearhead.problem import Problem
 
@@ -53,11 +52,11 @@ def forward(call: Call) -> Found:
     if grid.queries * call.form.group <= FEW:
         decode(call, found)
         return found
-    blocks = forward_blocks(*call.key, grid.queries)
+    blocks = call.blocks("forward", grid.queries)
     forward_kernel[(triton.cdiv(grid.queries, blocks.rows) * call.rows,)](
         call.q, call.k, call.v, *found, call.sinks,
-        call.q.stride(), call.k.stride(), call.v.stride(), call.mask.span, call.lists(blocks), call.mask.arrays,
-        call.scoring, grid.queries, grid.keys,
+        call.q.stride(), call.k.stride(), call.v.stride(), call.described(blocks), call.mask.span, call.lists(blocks),
+        call.mask.arrays, call.scoring, grid.queries, grid.keys,
         SINKS=call.sinks is not None, ENTROPY=observing, REVERSED=call.backwards,
         BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
@@ -68,7 +67,7 @@ def decode(call: Call, found: Found) -> None:
     """The same for few queries: keys split over programs, and merged."""
     grid, form = call.grid, call.form
     observing = found[-1] is not None
-    blocks = decode_blocks(*call.key, grid.queries * form.group)
+    blocks = call.blocks("decode", grid.queries * form.group)
     keys = grid.keys
     if form.program is None and not form.span_by_row:
         span = call.mask.span
@@ -113,7 +112,7 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
     dq = torch.empty((call.batch, *problem.q.shape[-3:]), dtype=call.q.dtype, device=call.device)
     dk = torch.empty((call.batch, *problem.k.shape[-3:]), dtype=call.k.dtype, device=call.device)
     dv = torch.empty((call.batch, *problem.v.shape[-3:]), dtype=call.v.dtype, device=call.device)
-    queries, keys = queries_blocks(*call.key, grid.queries), keys_blocks(*call.key, grid.queries)
+    queries, keys = call.blocks("queries", grid.queries), call.blocks("keys", grid.queries)
     if call.rows and grid.queries:
         spread[(triton.cdiv(grid.queries, 64) * call.rows,)](
             dout, output.contiguous(), peak.contiguous(), total.contiguous(), shift, inverse, taken,

@@ -13,7 +13,7 @@ from clearhead.kernels.triton import spans
 from clearhead.kernels.triton.call import Call
 from clearhead.kernels.triton.device import Lists
 from clearhead.kernels.triton.observe import by_key, pool, rows_of_weights, top_keys
-from clearhead.kernels.triton.tuning import Blocks, by_key_blocks, top_blocks
+from clearhead.kernels.triton.tuning import Blocks
 from clearhead.observe import Map, Rows, Top, Want
 
 STRIPS = 2**26  # numbers of a map that is not yet pooled, at most, held at once
@@ -51,7 +51,7 @@ def received_and_map(call: Call, want: Want, shift: torch.Tensor, inverse: torch
     bins, cells = (min(want.map[0], grid.queries), min(want.map[1], grid.keys)) if want.map else (1, 1)
     received = call.empty(grid.keys) if want.received is not None else None
     mean, most = (call.empty(bins, cells) if want.map else None for _ in range(2))
-    blocks = by_key_blocks(*call.key, -(-grid.queries // max(bins, 1)))
+    blocks = call.blocks("by_key", -(-grid.queries // max(bins, 1)))
     if call.rows and grid.keys and grid.queries:
         across = triton.cdiv(grid.keys, blocks.columns)
         pooled = grid.keys % (cells * blocks.columns) == 0
@@ -102,7 +102,7 @@ def top(call: Call, count: int, shift: torch.Tensor, inverse: torch.Tensor) -> T
         return top_by_rows(call, count, shift, inverse)
     weights = call.empty(grid.queries, count)
     indices = call.empty(grid.queries, count, dtype=torch.int32)
-    blocks = top_blocks(*call.key, grid.queries)
+    blocks = call.blocks("top", grid.queries)
     programs = triton.cdiv(grid.queries, blocks.rows) * call.rows
     if programs:
         top_keys[(programs,)](

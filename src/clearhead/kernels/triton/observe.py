@@ -178,10 +178,10 @@ def top_keys(
     where = tl.full((BM, K), -1, tl.int32)
     mixed, full, a, b, c = key_tiles(span, lists, batch, head, block, T, BM, BN, form)
     for i in range(0, mixed + full):
-        if i < mixed:
-            tile = key_tile(lists, i, a, b, c, False, form)
+        if form.program is None:
+            tile = tl.where(i < mixed, key_tile(lists, i, a, b, c, False, form), b + i - mixed)
         else:
-            tile = key_tile(lists, i - mixed, a, b, c, True, form)
+            tile = key_tile(lists, i, a, b, c, False, form)  # the full ones follow the mixed ones
         columns = (tile * BN + tl.arange(0, BN))[None, :]
         keys = load_rows(k, k_strides[2], tile * BN, 0, S, BN, form.features, form.padded, False)
         product = multiply(queries, tl.trans(keys), tl.zeros((BM, BN), tl.float32), form)

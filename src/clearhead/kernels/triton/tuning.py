@@ -1,7 +1,15 @@
-"""How large the blocks of each kernel are, and how many warps and stages it has."""
+"""How large the blocks of each kernel are, and how many warps and stages it has: a table, and what was measured here.
+
+The table is for Hopper and for Ampere; `bench/tune_gpu.py` measures the machine it runs on, in a bounded time, and
+leaves its findings in a file that is read from then on. No call ever measures anything, so the first is not slow.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -14,68 +22,103 @@ class Blocks(NamedTuple):
     stages: int = 2
 
 
-def forward_blocks(dtype: str, padded: int, padded_width: int, queries: int) -> Blocks:
-    """For the forward kernel."""
-    wide = max(padded, padded_width)
-    if dtype == "float32":
-        blocks = Blocks(64, 32, 4, 2) if wide <= 128 else Blocks(32, 32, 4, 1)
-    elif wide <= 64:
-        blocks = Blocks(128, 128, 8, 3)
-    elif wide <= 128:
-        blocks = Blocks(128, 128, 8, 2)
+# (kernel, "half" or "float", features up to) → blocks; a kernel that is not named for a width uses the next above it
+HOPPER: dict[tuple[str, str, int], Blocks] = {
+    ("forward", "half", 64): Blocks(128, 128, 8, 3),
+    ("forward", "half", 128): Blocks(128, 128, 8, 2),
+    ("forward", "half", 256): Blocks(128, 64, 8, 2),
+    ("forward", "float", 64): Blocks(64, 32, 4, 2),
+    ("forward", "float", 128): Blocks(32, 32, 4, 2),
+    ("forward", "float", 256): Blocks(32, 32, 8, 1),
+    ("by_key", "half", 128): Blocks(64, 128, 8, 3),
+    ("by_key", "half", 256): Blocks(64, 128, 8, 2),
+    ("by_key", "float", 256): Blocks(32, 64, 4, 1),
+    ("top", "half", 256): Blocks(64, 128, 4, 2),
+    ("top", "float", 256): Blocks(32, 64, 4, 1),
+    ("keys", "half", 128): Blocks(64, 128, 8, 2),
+    ("keys", "half", 256): Blocks(32, 64, 8, 1),
+    ("keys", "float", 64): Blocks(32, 32, 4, 1),
+    ("keys", "float", 256): Blocks(16, 32, 4, 1),
+    ("queries", "half", 128): Blocks(128, 64, 8, 2),
+    ("queries", "half", 256): Blocks(64, 32, 8, 1),
+    ("queries", "float", 64): Blocks(32, 32, 4, 1),
+    ("queries", "float", 256): Blocks(32, 16, 4, 1),
+    ("decode", "half", 128): Blocks(16, 64, 4, 3),
+    ("decode", "half", 256): Blocks(16, 64, 4, 2),
+    ("decode", "float", 256): Blocks(16, 32, 4, 1),
+}
+
+# less shared memory, and no products of whole warp groups
+AMPERE: dict[tuple[str, str, int], Blocks] = HOPPER | {
+    ("forward", "half", 64): Blocks(128, 64, 4, 3),
+    ("forward", "half", 128): Blocks(128, 32, 4, 3),
+    ("forward", "half", 256): Blocks(64, 32, 4, 2),
+    ("by_key", "half", 128): Blocks(32, 64, 4, 2),
+    ("by_key", "half", 256): Blocks(32, 64, 4, 1),
+    ("top", "half", 256): Blocks(32, 64, 4, 1),
+    ("keys", "half", 128): Blocks(32, 64, 4, 2),
+    ("keys", "half", 256): Blocks(16, 64, 4, 1),
+    ("queries", "half", 128): Blocks(64, 32, 4, 2),
+    ("queries", "half", 256): Blocks(32, 32, 4, 1),
+}
+
+WIDTHS = (64, 128, 256)
+
+# what is set here wins over table and file: how tests ask for tiny tiles, and how blocks are tried
+FIXED: dict[str, Blocks] = {}
+
+# products of float32: "ieee", or "tf32x3" on the tensor cores
+PRECISION = "ieee"
+
+# whether full tiles of keys and values are fetched by the copy engine where it can
+DESCRIBED = True
+
+
+def blocks(kernel: str, key: tuple[str, int, int], size: int, capability: tuple[int, int], device: str) -> Blocks:
+    """The blocks of a kernel for (dtype, padded features, padded features of a value), for at most `size` rows."""
+    if kernel in FIXED:
+        found = FIXED[kernel]
     else:
-        blocks = Blocks(128, 64, 8, 2)
-    return smaller(blocks, queries)
-
-
-def smaller(blocks: Blocks, queries: int) -> Blocks:
-    """Fewer rows where there are few queries."""
-    rows = blocks.rows
-    while rows > 16 and rows // 2 >= queries:
+        kind = "float" if key[0] == "float32" else "half"
+        table = {**(HOPPER if capability >= (9, 0) else AMPERE), **measured(device)}
+        wide = max(key[1:])
+        found = next(table[kernel, kind, w] for w in WIDTHS if w >= wide and (kernel, kind, w) in table)
+    if kernel == "decode":
+        return found._replace(rows=max(16, 1 << max(size - 1, 0).bit_length()))
+    rows = found.rows
+    while rows > 16 and rows // 2 >= size:
         rows //= 2
-    return blocks._replace(rows=rows, warps=4 if rows < 128 else blocks.warps)
+    return found._replace(rows=rows, warps=4 if rows < 64 else found.warps)
 
 
-def by_key_blocks(dtype: str, padded: int, padded_width: int, bin: int) -> Blocks:
-    """For the second look by keys; `bin` is how many queries are pooled together."""
-    if dtype == "float32":
-        blocks = Blocks(32, 64, 4, 1)
-    else:
-        blocks = Blocks(64, 128, 8, 3) if padded <= 128 else Blocks(64, 128, 8, 2)
-    rows = blocks.rows
-    while rows > 16 and rows // 2 >= bin:
-        rows //= 2
-    return blocks._replace(rows=rows)
+def file() -> Path:
+    """Where `bench/tune_gpu.py` leaves what it measured."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "clearhead" / "gpu.json"
 
 
-def top_blocks(dtype: str, padded: int, padded_width: int, queries: int) -> Blocks:
-    """For the largest weights of each query."""
-    if dtype == "float32":
-        return smaller(Blocks(32, 64, 4, 1), queries)
-    return smaller(Blocks(64, 128, 4, 2), queries)
+@cache
+def measured(device: str) -> dict[tuple[str, str, int], Blocks]:
+    """What was measured on a device of this name; nothing where there is no file, or none that can be read."""
+    try:
+        entries = json.loads(file().read_text())[device]
+        return {(e["kernel"], e["kind"], e["width"]): Blocks(*e["blocks"]) for e in entries}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
-def keys_blocks(dtype: str, padded: int, padded_width: int, queries: int) -> Blocks:
-    """For the gradients of keys and values."""
-    wide = max(padded, padded_width)
-    if dtype == "float32":
-        return Blocks(16 if wide > 64 else 32, 32, 4, 1)
-    return Blocks(64, 128, 8, 2) if wide <= 128 else Blocks(32, 64, 8, 1)
-
-
-def queries_blocks(dtype: str, padded: int, padded_width: int, queries: int) -> Blocks:
-    """For the gradients of queries."""
-    wide = max(padded, padded_width)
-    if dtype == "float32":
-        return smaller(Blocks(32, 16 if wide > 64 else 32, 4, 1), queries)
-    return smaller(Blocks(128, 64, 8, 2) if wide <= 128 else Blocks(64, 32, 8, 1), queries)
-
-
-def decode_blocks(dtype: str, padded: int, padded_width: int, rows: int) -> Blocks:
-    """For few queries over split keys."""
-    down = 16
-    while down < rows:
-        down *= 2
-    if dtype == "float32":
-        return Blocks(down, 32, 4, 1)
-    return Blocks(down, 64, 4, 3 if max(padded, padded_width) <= 128 else 2)
+def remember(device: str, found: dict[tuple[str, str, int], Blocks]) -> Path:
+    """Write what was measured, beside what is there of other devices."""
+    path = file()
+    try:
+        known = json.loads(path.read_text())
+    except (OSError, ValueError):
+        known = {}
+    known[device] = [
+        {"kernel": kernel, "kind": kind, "width": width, "blocks": list(some)}
+        for (kernel, kind, width), some in found.items()
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(known, indent=1))
+    measured.cache_clear()
+    return path
