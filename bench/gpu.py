@@ -1,4 +1,4 @@
-"""The GPU kernels against their peers on this GPU: all in one run, medians, random data, what was asked and what was got.
+"""The GPU kernels against their peers on this GPU: in one run, medians, random data, what was asked and what was got.
 
     python bench/gpu.py [section …] [--json FILE] [--seconds N]
 

@@ -65,7 +65,11 @@ def draw(seed: int) -> tuple[list[torch.Tensor], torch.Tensor, dict[str, Any], d
             array = array.transpose(1, 2).contiguous().transpose(1, 2)
         return array
 
-    arrays = [made(batch, heads, queries, width), made(batch, key_heads, keys, width), made(batch, key_heads, keys, out)]
+    arrays = [
+        made(batch, heads, queries, width),
+        made(batch, key_heads, keys, width),
+        made(batch, key_heads, keys, out),
+    ]
     options: dict[str, Any] = {}
     if rng.random() < 0.7:
         options["mask"] = draw_mask(rng, batch, heads, queries, keys)
@@ -132,7 +136,9 @@ def hold(seed: int) -> list[str]:
         got, true, near = got.double()[finite], true[finite], near[finite]
         size = float(true.abs().max())
         if what in ("dq", "dk"):  # a difference of terms of this size; see budget.py
-            size = max(size, float(dout.double().abs().max() * arrays[2].double().abs().max() * arrays[1].double().abs().max()))
+            size = max(
+                size, float(dout.double().abs().max() * arrays[2].double().abs().max() * arrays[1].double().abs().max())
+            )
         eps = torch.finfo(mine[what].dtype).eps
         allowed = 2 * float((near - true).abs().max()) + terms**0.5 * eps * size
         off = float((got - true).abs().max())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -29,10 +28,9 @@ KERNELS = ("triton", "vendor")
 
 
 @pytest.fixture(autouse=True)
-def _poisoned() -> Iterator[None]:
+def _poisoned() -> None:
     if THERE:
         poison()
-    yield
 
 
 def poison(count: int = 64) -> None:
@@ -101,7 +99,9 @@ def longer(dtype: str, width: int, name: str, queries: int = 777, keys: int = 10
         seen = ch.observe(*a, **options, kernel="dense", top=3, received=True, map=(8, 16), queries=[0, -1])
         found = {"output": seen.output, "lse": seen.lse, "entropy": seen.entropy, "received": seen.received}
         found |= {"mean": seen.map.mean, "max": seen.map.max, "top": seen.top.weights, "rows": seen.queries.weights}
-        found |= dict(zip(("dq", "dk", "dv"), ch.gradients(*a, dout.to(precise), **options, kernel="dense"), strict=True))
+        found |= dict(
+            zip(("dq", "dk", "dv"), ch.gradients(*a, dout.to(precise), **options, kernel="dense"), strict=True)
+        )
         answers.append(found)
     for what, got in mine.items():
         exact, plain = answers[0][what], answers[1][what].to(got.dtype)

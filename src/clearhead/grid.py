@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from clearhead.arrays import Array, is_traced, settled
+from clearhead.arrays import Array, is_torch, is_traced, settled, to_numpy
 from clearhead.errors import ArgumentError
 
 Align = Literal["end", "start"]
@@ -62,6 +62,8 @@ def bins_of(whole: range, most: int) -> list[range]:
 def whole_numbers(argument: str, value: object) -> Array:
     """A number or an array of whole numbers, checked; read into NumPy unless it is traced."""
     numbers = settled(value)
+    if is_torch(numbers):  # on an accelerator: they are few, and every mask needs to read them
+        numbers = to_numpy(numbers)
     if not is_traced(numbers) and numbers.dtype.kind not in "iu":
         if numbers.size:
             raise ArgumentError(argument, f"is {value!r}, expected a whole number or an array of them")

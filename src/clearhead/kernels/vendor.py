@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from clearhead.arrays import Array, dtype_name
@@ -92,7 +93,7 @@ class Vendor:
         if key not in self.fastest:
             if len(candidates) == 1 or torch.cuda.is_current_stream_capturing():
                 return candidates[0]
-            times = {name: seconds(lambda n=name: FORWARD[n](q, k, v, causal, problem.scale)) for name in candidates}
+            times = {name: seconds(partial(FORWARD[name], q, k, v, causal, problem.scale)) for name in candidates}
             self.fastest[key] = min(times, key=lambda name: times[name])
         return self.fastest[key]
 
@@ -212,9 +213,7 @@ def flash_backward(
     """(dq, dk, dv)."""
     seed = sys.modules["torch"].zeros((), dtype=sys.modules["torch"].int64, device=q.device)
     sizes = (None, None, q.shape[-2], k.shape[-2])
-    found = aten("flash_attention_backward")(
-        dout, q, k, v, output, lse, *sizes, 0.0, causal, seed, seed, scale=scale
-    )
+    found = aten("flash_attention_backward")(dout, q, k, v, output, lse, *sizes, 0.0, causal, seed, seed, scale=scale)
     return tuple(found)
 
 

@@ -23,7 +23,10 @@ from clearhead.kernels.triton.device import (
 
 
 @triton.jit
-def spread(dout, out, peak_at, total_at, shift_at, inverse_at, spread_at, dout_strides, T, BM: tl.constexpr, form: tl.constexpr):  # fmt: skip
+def spread(
+    dout, out, peak_at, total_at, shift_at, inverse_at, spread_at, dout_strides, T,
+    BM: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
     """For each query Σ dout · out, and its denominator as the other kernels read it."""
     WIDTH: tl.constexpr = form.padded_width
     blocks = tl.cdiv(T, BM)
@@ -143,20 +146,20 @@ def gradients_of_keys(
     values = load_rows(v, v_strides[2], block * BN, 0, count, BN, form.width, WIDTH, False)
     state = (tl.zeros((BN, PADDED), tl.float32), tl.zeros((BN, WIDTH), tl.float32))
     strides = (q_strides[2], dout_strides[2])
-    for member in range(0, form.group):
+    for member in range(form.group):
         head = key_head * form.group + member
         here = (batch.to(tl.int64) * form.heads + head) * T
         rows_at = (shift_at + here, inverse_at + here, spread_at + here)
         q_head = q + batch.to(tl.int64) * q_strides[0] + head.to(tl.int64) * q_strides[1]
         dout_head = dout + batch.to(tl.int64) * dout_strides[0] + head.to(tl.int64) * dout_strides[1]
         mixed, full, a, b, c = query_tiles(span, lists, batch, head, block, T, BM, BN, form)
-        for i in range(0, mixed):
+        for i in range(mixed):
             tile = key_tile(lists, i, a, b, c, False, form)
             state = query_step(
                 state, keys, values, q_head, dout_head, rows_at, strides, tile, places[:, None], limits, mask, scoring,
                 head, batch, T, S, False, BM, form,
             )  # fmt: skip
-        for i in range(0, full):
+        for i in range(full):
             tile = key_tile(lists, i, a, b, c, True, form)
             state = query_step(
                 state, keys, values, q_head, dout_head, rows_at, strides, tile, places[:, None], limits, mask, scoring,
@@ -243,13 +246,13 @@ def gradients_of_queries(
     dq = tl.zeros((BM, PADDED), tl.float32)
     strides = (k_strides[2], v_strides[2])
     mixed, full, a, b, c = key_tiles(span, lists, batch, head, block, T, BM, BN, form)
-    for i in range(0, mixed):
+    for i in range(mixed):
         tile = key_tile(lists, i, a, b, c, False, form)
         dq = key_step(
             dq, queries, given, k, v, numbers, strides, tile, rows, seen_low, seen_high, limits, mask, scoring,
             head, batch, T, S, False, BN, form,
         )  # fmt: skip
-    for i in range(0, full):
+    for i in range(full):
         tile = key_tile(lists, i, a, b, c, True, form)
         dq = key_step(
             dq, queries, given, k, v, numbers, strides, tile, rows, seen_low, seen_high, limits, mask, scoring,

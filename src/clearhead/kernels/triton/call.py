@@ -1,4 +1,4 @@
-"""One call of the GPU kernels: tensors with one batch axis, what is known when kernels are compiled, and what is not."""
+"""One call of the GPU kernels: tensors with one batch axis, what kernels are compiled for, and what may differ."""
 
 from __future__ import annotations
 
@@ -91,10 +91,11 @@ class Call:
         """Descriptors of keys and values, in tiles of these blocks; where there are none, anything."""
         if not self.form.described:
             return self.k, self.v
-        return tuple(
-            TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, blocks.columns, tensor.shape[-1]])
-            for tensor in (self.k, self.v)
-        )  # type: ignore[return-value]
+        keys, values = (
+            TensorDescriptor(a, list(a.shape), list(a.stride()), [1, 1, blocks.columns, a.shape[-1]])
+            for a in (self.k, self.v)
+        )
+        return keys, values
 
     def bias(self) -> tuple[int, Any, tuple[int, int, int, int], Any, int]:
         """The bias: its kind, its array and strides, the position of query 0, and where distance 0 is."""

@@ -65,9 +65,7 @@ def split_keys(
             seen = tl.max((allowed & inside[:, None]).to(tl.int32), 0) > 0
             v_tile = tl.where(seen[:, None], v_tile, 0.0)
         scores = tl.where(allowed, scores, float("-inf"))
-        e, fade, peak, total, weighted = softmax_step(
-            scores, peak, total, weighted, scoring.factor, True, ENTROPY
-        )
+        e, fade, peak, total, weighted = softmax_step(scores, peak, total, weighted, scoring.factor, True, ENTROPY)
         if form.dropout:
             e = tl.where(kept(scoring, rows, columns, head, batch, form), e * scoring.rescale, 0.0)
         values = multiply(e.to(v_tile.dtype), v_tile, values * fade[:, None], form)

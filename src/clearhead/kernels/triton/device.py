@@ -59,11 +59,11 @@ class Scoring(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Keys from query + low to query + high, below count; `rows` holds the three for each batch row."""
+    """Keys from query + low to query + high, below limit; `rows` holds the three for each batch row."""
 
     low: int
     high: int
-    count: int
+    limit: int
     rows: Any
 
 
@@ -80,7 +80,9 @@ def multiply(a, b, acc, form: tl.constexpr):
 
 
 @triton.jit
-def load_rows(base, stride, first, low, high, N: tl.constexpr, W: tl.constexpr, PADDED: tl.constexpr, ALL: tl.constexpr):
+def load_rows(
+    base, stride, first, low, high, N: tl.constexpr, W: tl.constexpr, PADDED: tl.constexpr, ALL: tl.constexpr
+):
     """Rows first … first + N of a matrix, zeros outside low … high − 1; ALL where none is outside."""
     rows, columns = tl.arange(0, N), tl.arange(0, PADDED)
     at = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
@@ -111,7 +113,7 @@ def span_of(span, batch, form: tl.constexpr):
     if form.span_by_row:
         at = span.rows + 3 * batch
         return tl.load(at), tl.load(at + 1), tl.load(at + 2)
-    return span.low, span.high, span.count
+    return span.low, span.high, span.limit
 
 
 @triton.jit

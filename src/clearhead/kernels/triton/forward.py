@@ -125,7 +125,7 @@ def finish(largest, sums, weighted, sink, scoring, SINKS: tl.constexpr, ENTROPY:
 @triton.jit(do_not_specialize=["span"])
 def forward(
     q, k, v, out, lse_at, peak_at, total_at, largest_at, entropy_at, sinks,
-    q_strides, k_strides, v_strides, described, span, lists, mask, scoring, T, S,
+    q_strides, k_strides, v_strides, k_described, v_described, span, lists, mask, scoring, T, S,
     SINKS: tl.constexpr, ENTROPY: tl.constexpr, REVERSED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
@@ -151,17 +151,18 @@ def forward(
     state = (tl.zeros((BM, WIDTH), tl.float32), minus, zero, zero)
     mixed, full, a, b, c = key_tiles(span, lists, batch, head, block, T, BM, BN, form)
     strides = (k_strides[2], v_strides[2])
-    for i in range(0, mixed):
+    described = (k_described, v_described)
+    for i in range(mixed):
         tile = key_tile(lists, i, a, b, c, False, form)
         state = attend(
-            state, queries, k, v, described, strides, tile, rows, seen_low, seen_high, limits, mask, scoring, head, batch, T, S,
-            False, BN, ENTROPY, form,
+            state, queries, k, v, described, strides, tile, rows, seen_low, seen_high, limits, mask, scoring,
+            head, batch, T, S, False, BN, ENTROPY, form,
         )  # fmt: skip
-    for i in range(0, full):
+    for i in range(full):
         tile = key_tile(lists, i, a, b, c, True, form)
         state = attend(
-            state, queries, k, v, described, strides, tile, rows, seen_low, seen_high, limits, mask, scoring, head, batch, T, S,
-            True, BN, ENTROPY, form,
+            state, queries, k, v, described, strides, tile, rows, seen_low, seen_high, limits, mask, scoring,
+            head, batch, T, S, True, BN, ENTROPY, form,
         )  # fmt: skip
     sink = 0.0
     if SINKS:

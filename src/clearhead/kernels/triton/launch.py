@@ -55,7 +55,7 @@ def forward(call: Call) -> Found:
     blocks = call.blocks("forward", grid.queries)
     forward_kernel[(triton.cdiv(grid.queries, blocks.rows) * call.rows,)](
         call.q, call.k, call.v, *found, call.sinks,
-        call.q.stride(), call.k.stride(), call.v.stride(), call.described(blocks), call.mask.span, call.lists(blocks),
+        call.q.stride(), call.k.stride(), call.v.stride(), *call.described(blocks), call.mask.span, call.lists(blocks),
         call.mask.arrays, call.scoring, grid.queries, grid.keys,
         SINKS=call.sinks is not None, ENTROPY=observing, REVERSED=call.backwards,
         BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
@@ -71,7 +71,7 @@ def decode(call: Call, found: Found) -> None:
     keys = grid.keys
     if form.program is None and not form.span_by_row:
         span = call.mask.span
-        keys = min(span.count, grid.queries + span.high) - max(span.low, 0) + blocks.columns
+        keys = min(span.limit, grid.queries + span.high) - max(span.low, 0) + blocks.columns
     numbers = call.batch * call.problem.key_heads
     splits, per_split = split(max(keys, 1), blocks.columns, numbers, processors(call.device))
     values = call.empty(grid.queries, splits, form.padded_width)
@@ -138,11 +138,11 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
     if call.sinks is not None:
         by_row = torch.exp2(call.sinks.repeat(call.batch)[:, None] * math.log2(math.e) - shift) * inverse
         dsinks = -(by_row * taken).sum(-1).view(call.batch, grid.heads).sum(0)
-    found = (
+    shaped = [
         summed(gradient.view(*grid.batch, *like.shape[-3:]), like)
         for gradient, like in zip((dq, dk, dv), (problem.q, problem.k, problem.v), strict=True)
-    )
-    return Gradients(*found, None, dsinks)
+    ]
+    return Gradients(shaped[0], shaped[1], shaped[2], None, dsinks)
 
 
 def summed(gradient: torch.Tensor, like: Array) -> torch.Tensor:

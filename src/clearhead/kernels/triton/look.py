@@ -47,7 +47,7 @@ def look_again(call: Call, want: Want, peak: torch.Tensor, total: torch.Tensor) 
 
 def received_and_map(call: Call, want: Want, shift: torch.Tensor, inverse: torch.Tensor) -> dict[str, Any]:
     """What each key received, and the pooled map, in one pass by keys."""
-    grid, problem = call.grid, call.problem
+    grid = call.grid
     bins, cells = (min(want.map[0], grid.queries), min(want.map[1], grid.keys)) if want.map else (1, 1)
     received = call.empty(grid.keys) if want.received is not None else None
     mean, most = (call.empty(bins, cells) if want.map else None for _ in range(2))
@@ -63,10 +63,11 @@ def received_and_map(call: Call, want: Want, shift: torch.Tensor, inverse: torch
         nothing = call.mask.span.rows
         for first in range(0, call.rows, at_once):
             some = min(at_once, call.rows - first)
-            sums, tops = (shift.new_empty((some, bins, units)) if want.map else nothing for _ in range(2))
+            sums, tops = (shift.new_zeros((some, bins, units)) if want.map else nothing for _ in range(2))
             by_key[(across * some,)](
                 call.q, call.k, shift, inverse, received, sums, tops, call.q.stride(), call.k.stride(),
-                call.mask.span, states, call.mask.arrays, call.scoring, grid.queries, grid.keys, counted, bins, first,
+                call.mask.span, states, call.mask.arrays, call.scoring, grid.queries, grid.keys, counted, bins,
+                triton.cdiv(triton.cdiv(grid.queries, bins), blocks.rows), first,
                 RECEIVED=asked, MAP=want.map is not None, POOLED=pooled, LISTED=listed,
                 BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
             )  # fmt: skip
@@ -81,7 +82,6 @@ def received_and_map(call: Call, want: Want, shift: torch.Tensor, inverse: torch
         found["received"] = call.shaped(received)
     if mean is not None and most is not None:
         found["map"] = Map(call.shaped(mean), call.shaped(most))
-    assert problem.want is not None
     return found
 
 

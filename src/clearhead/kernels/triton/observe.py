@@ -36,14 +36,15 @@ def allowed(limits, mask, rows, columns, head, batch, T, S, form: tl.constexpr):
 @triton.jit(do_not_specialize=["span"])
 def by_key(
     q, k, shift_at, inverse_at, received_at, sums_at, tops_at, q_strides, k_strides,
-    span, states, mask, scoring, T, S, counted, bins, first_number,
+    span, states, mask, scoring, T, S, counted, bins, each, first_number,
     RECEIVED: tl.constexpr, MAP: tl.constexpr, POOLED: tl.constexpr, LISTED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """What a block of keys received of the queries from `counted` on, and from each bin of queries (sum, largest).
 
-    RECEIVED is 0 for no, 1 for all queries, 2 for some. POOLED: the block's keys are in one cell of the map. LISTED is
-    the number of queries that an entry of `states` speaks of, or 0 for spans.
+    RECEIVED is 0 for no, 1 for all queries (or, without a map, those that count), 2 for some. `each` is how many tiles
+    a bin has. POOLED: the block's keys are in one cell of the map. LISTED is the number of queries that an entry of
+    `states` speaks of, or 0 for spans.
     """
     across = tl.cdiv(S, BN)
     number, block = first_number + tl.program_id(0) // across, tl.program_id(0) % across
@@ -66,55 +67,70 @@ def by_key(
         if states.by_head:
             mask_head = head
         state_row = (batch * states.by_batch * states.mask_heads + mask_head) * states.down
+    # One loop over all tiles, so that its pipeline is filled once: `each` tiles a bin, the last maybe cut short.
+    # Bins that nobody of here sees are left out; their strips are zeros already.
+    lowest = 0
+    if not MAP:
+        lowest = counted
+    begin, end = tl.maximum(row_low, lowest) // BM, tl.cdiv(row_high, BM)
+    if MAP:
+        begin = (tl.cast(row_low, tl.int64) * bins // T).to(tl.int32) * each
+        end = ((tl.cast(row_high, tl.int64) - 1) * bins // T + 1).to(tl.int32) * each
+        end = tl.where(row_low < row_high, end, begin)
     received = tl.zeros((BN,), tl.float32)
-    for place in range(0, bins):
-        start, stop = 0, T
+    sums = tl.zeros((BN,), tl.float32)
+    tops = tl.zeros((BN,), tl.float32)
+    for i in range(begin, end):
+        first, stop = i * BM, T
         if MAP:
-            start = tl.maximum(tl.cdiv(tl.cast(place, tl.int64) * T, bins).to(tl.int32), row_low)
-            stop = tl.minimum(tl.cdiv(tl.cast(place + 1, tl.int64) * T, bins).to(tl.int32), row_high)
+            place = i // each
+            first = tl.cdiv(tl.cast(place, tl.int64) * T, bins).to(tl.int32) + (i - place * each) * BM
+            stop = tl.cdiv(tl.cast(place + 1, tl.int64) * T, bins).to(tl.int32)
+        live = True
+        if LISTED == 0:
+            full = (first + BM <= stop) & (first + BM - 1 + limits[0] <= block * BN) & (first >= lowest)
+            full = full & (first + limits[1] >= block * BN + BN - 1) & (block * BN + BN <= limits[2])
         else:
-            start, stop = tl.maximum(row_low, counted), row_high
-        sums = tl.zeros((BN,), tl.float32)
-        tops = tl.zeros((BN,), tl.float32)
-        for first in range(start, stop, BM):
-            live = True
-            if LISTED == 0:
-                full = (first + BM <= stop) & (first + BM - 1 + limits[0] <= block * BN)
-                full = full & (first + limits[1] >= block * BN + BN - 1) & (block * BN + BN <= limits[2])
-            else:
-                one = tl.load(states.tiles + tl.cast(state_row + first // LISTED, tl.int64) * across + block)
-                last = tl.minimum(first + BM, stop) - 1
-                two = tl.load(states.tiles + tl.cast(state_row + last // LISTED, tl.int64) * across + block)
-                live = (one + two) > 0
-                full = ((one + two) == 4) & (first + BM <= stop)
-            if live:
-                queries = load_rows(q, q_strides[2], first, start, stop, BM, form.features, form.padded, False)
-                product = multiply(keys, tl.trans(queries), tl.zeros((BN, BM), tl.float32), form)
-                rows = (first + tl.arange(0, BM))[None, :]
-                scores, _ = score(product, scoring, rows, columns, head, batch, T, S, form)
-                shift = load_numbers(shift_at, first, start, stop, BM, 0.0)
-                inverse = load_numbers(inverse_at, first, start, stop, BM, 0.0)
-                weights = tl.exp2(tl.fma(scores, scoring.factor, -shift[None, :])) * inverse[None, :]
-                if not full:
-                    inside = allowed(limits, mask, rows, columns, head, batch, T, S, form) & (rows < stop)
-                    weights = tl.where(inside, weights, 0.0)
-                sums += tl.sum(weights, 1)
-                if MAP:
-                    tops = tl.maximum(tops, tl.max(weights, 1))
-                if RECEIVED == 2:
-                    received += tl.sum(tl.where(rows >= counted, weights, 0.0), 1)
-        if RECEIVED == 1:
-            received += sums
+            last = tl.minimum(tl.minimum(first + BM, stop), T) - 1
+            entry = tl.minimum(first, T - 1) // LISTED
+            one = tl.load(states.tiles + tl.cast(state_row + entry, tl.int64) * across + block)
+            two = tl.load(states.tiles + tl.cast(state_row + last // LISTED, tl.int64) * across + block)
+            live = ((one + two) > 0) & (first < stop)
+            full = ((one + two) == 4) & (first + BM <= stop) & (first >= lowest)
+        if live:
+            queries = load_rows(q, q_strides[2], first, 0, stop, BM, form.features, form.padded, False)
+            product = multiply(keys, tl.trans(queries), tl.zeros((BN, BM), tl.float32), form)
+            rows = (first + tl.arange(0, BM))[None, :]
+            scores, _ = score(product, scoring, rows, columns, head, batch, T, S, form)
+            shift = load_numbers(shift_at, first, 0, stop, BM, 0.0)
+            inverse = load_numbers(inverse_at, first, 0, stop, BM, 0.0)
+            weights = tl.exp2(tl.fma(scores, scoring.factor, -shift[None, :])) * inverse[None, :]
+            if not full:
+                inside = allowed(limits, mask, rows, columns, head, batch, T, S, form)
+                weights = tl.where(inside & (rows < stop) & (rows >= lowest), weights, 0.0)
+            sums += tl.sum(weights, 1)
+            if MAP:
+                tops = tl.maximum(tops, tl.max(weights, 1))
+            if RECEIVED == 2:
+                received += tl.sum(tl.where(rows >= counted, weights, 0.0), 1)
         if MAP:
-            strip = (tl.program_id(0) // across).to(tl.int64) * bins + place
-            if POOLED:
-                tl.store(sums_at + strip * across + block, tl.sum(sums, 0))
-                tl.store(tops_at + strip * across + block, tl.max(tops, 0))
-            else:
-                tl.store(sums_at + strip * S + places, sums, mask=places < S)
-                tl.store(tops_at + strip * S + places, tops, mask=places < S)
+            done = i - i // each * each == each - 1
+            if done:
+                strip = tl.cast(tl.program_id(0) // across, tl.int64) * bins + i // each
+                if POOLED:
+                    tl.store(sums_at + strip * across + block, tl.sum(sums, 0))
+                    tl.store(tops_at + strip * across + block, tl.max(tops, 0))
+                else:
+                    tl.store(sums_at + strip * S + places, sums, mask=places < S)
+                    tl.store(tops_at + strip * S + places, tops, mask=places < S)
+            if RECEIVED == 1:
+                received += tl.where(done, sums, 0.0)
+            sums = tl.where(done, 0.0, sums)
+            tops = tl.where(done, 0.0, tops)
     if RECEIVED != 0:
-        tl.store(received_at + number.to(tl.int64) * S + places, received, mask=places < S)
+        if not MAP:
+            received = sums
+        tl.store(received_at + tl.cast(number, tl.int64) * S + places, received, mask=places < S)
 
 
 @triton.jit
@@ -177,7 +193,7 @@ def top_keys(
     best = tl.where(slots < count, float("-inf"), float("inf")) + tl.zeros((BM, K), tl.float32)
     where = tl.full((BM, K), -1, tl.int32)
     mixed, full, a, b, c = key_tiles(span, lists, batch, head, block, T, BM, BN, form)
-    for i in range(0, mixed + full):
+    for i in range(mixed + full):
         if form.program is None:
             tile = tl.where(i < mixed, key_tile(lists, i, a, b, c, False, form), b + i - mixed)
         else:

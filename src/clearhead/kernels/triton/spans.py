@@ -37,21 +37,24 @@ class Prepared:
 
 def prepare(mask: Mask | None, grid: Grid, on: torch.device) -> Prepared:
     """What the kernels are given for a mask. A mask value that is used again keeps what was built for it."""
-    found = None if mask is None else _remembered.get(id(mask))
-    if found is not None and found[0] is mask and (grid, on) in found[1]:
-        return found[1][grid, on]
-    limits = (-FAR, FAR, grid.keys) if mask is None else as_span(mask, grid)
-    prepared = _from_span(limits, grid, on) if limits is not None else _from_tree(mask, grid, on)
-    if prepared.program is not None and not _writable(mask):
-        if found is None or found[0] is not mask:
-            if len(_remembered) >= 64:
-                _remembered.clear()
-            found = _remembered[id(mask)] = (mask, {})
-        found[1][grid, on] = prepared
-    return prepared
+    if mask is None:
+        return _from_span((-FAR, FAR, grid.keys), grid, on)
+    limits = as_span(mask, grid)
+    if limits is not None:
+        return _from_span(limits, grid, on)
+    if _writable(mask):
+        return _from_tree(mask, grid, on)
+    owner, known = _remembered.get(id(mask), (None, {}))
+    if owner is not mask:
+        if len(_remembered) >= 64:
+            _remembered.clear()
+        owner, known = _remembered[id(mask)] = (mask, {})
+    if (grid, on) not in known:
+        known[grid, on] = _from_tree(mask, grid, on)
+    return known[grid, on]
 
 
-# masks that are programs, by identity: (the mask itself, so that its number is not given to another; by sizes and device)
+# programs by their mask's identity; the mask is kept too, so that its number is not given to another
 _remembered: dict[int, tuple[Mask, dict[tuple[Grid, torch.device], Prepared]]] = {}
 
 
@@ -88,9 +91,9 @@ def flat(values: np.ndarray, grid: Grid) -> Array:
 def _from_span(limits: tuple[Array, Array, Array], grid: Grid, on: torch.device) -> Prepared:
     if all(np.ndim(limit) == 0 for limit in limits):
         low, high, count = map(int, limits)
-        return Prepared(Span(low, high, count, _nothing(on)))
+        return Prepared(Span(low, high, count, _nothing(on)), arrays=(_nothing(on),))
     rows = np.stack(np.broadcast_arrays(*limits), axis=-1).astype(np.int32)
-    return Prepared(Span(-FAR, FAR, grid.keys, upload(rows, on)), span_by_row=True)
+    return Prepared(Span(-FAR, FAR, grid.keys, upload(rows, on)), span_by_row=True, arrays=(_nothing(on),))
 
 
 @lru_cache(maxsize=8)
@@ -104,7 +107,7 @@ def upload(array: np.ndarray, on: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.array(array, order="C")).to(on)
 
 
-def _from_tree(mask: Any, grid: Grid, on: torch.device) -> Prepared:
+def _from_tree(mask: Mask, grid: Grid, on: torch.device) -> Prepared:
     nodes: list[tuple[int, ...]] = []
     arrays: list[Any] = []
     prepared = Prepared(Span(-FAR, FAR, grid.keys, _nothing(on)))
@@ -132,8 +135,6 @@ def _from_tree(mask: Any, grid: Grid, on: torch.device) -> Prepared:
     add(mask)
     prepared.program, prepared.arrays = tuple(nodes), tuple(arrays)
     return prepared
-
-
 
 
 def leaf(part: Mask, grid: Grid, on: torch.device) -> tuple[int, int, list[Any]]:

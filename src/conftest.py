@@ -1,0 +1,7 @@
+"""Which modules are not looked at for examples: the GPU kernels, where Triton is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+
+collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["clearhead/kernels/triton/*"]
