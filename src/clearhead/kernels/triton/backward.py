@@ -125,7 +125,7 @@ def query_step(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["span"])
+@triton.jit(do_not_specialize=["span", "lists", "mask", "scoring"])
 def gradients_of_keys(
     q, k, v, dout, shift_at, inverse_at, spread_at, dk_at, dv_at, q_strides, k_strides, v_strides, dout_strides,
     span, lists, mask, scoring, T, S, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
@@ -208,7 +208,7 @@ def key_step(
     return multiply(dscores.to(keys.dtype), keys, dq, form)
 
 
-@triton.jit(do_not_specialize=["span"])
+@triton.jit(do_not_specialize=["span", "lists", "mask", "scoring"])
 def gradients_of_queries(
     q, k, v, dout, shift_at, inverse_at, spread_at, dq_at, q_strides, k_strides, v_strides, dout_strides,
     span, lists, mask, scoring, T, S, REVERSED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,

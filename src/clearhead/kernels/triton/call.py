@@ -57,7 +57,7 @@ class Call:
         rescale, threshold, seed = self.dropout()
         factor = problem.scale * LOG2E if raw else LOG2E
         self.scoring = Scoring(
-            problem.scale, factor, problem.softcap or 1.0, bias, strides, offset, centre, rescale, threshold, seed
+            problem.scale, factor, problem.softcap or 1.0, bias, *strides, offset, centre, rescale, threshold, seed
         )
         self.sinks = None if problem.sinks is None else problem.sinks.detach().to(self.device, torch.float32)
 

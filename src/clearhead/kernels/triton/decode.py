@@ -20,7 +20,7 @@ from clearhead.kernels.triton.device import (
 from clearhead.kernels.triton.forward import finish, softmax_step
 
 
-@triton.jit(do_not_specialize=["span", "per_split"])
+@triton.jit(do_not_specialize=["span", "mask", "scoring", "per_split"])
 def split_keys(
     q, k, v, values_at, peak_at, total_at, weighted_at, q_strides, k_strides, v_strides, span, mask, scoring, T, S,
     per_split, splits, ENTROPY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
@@ -79,7 +79,7 @@ def split_keys(
     tl.store(values_at + (here * WIDTH)[:, None] + width[None, :], values, mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scoring"])
 def merge_parts(
     values_at, peak_at, total_at, weighted_at, out, lse_at, denominator_peak, denominator_total, largest_at,
     entropy_at, sinks, scoring, T, splits,

@@ -50,7 +50,11 @@ class Scoring(NamedTuple):
     factor: float  # log2(e) in the unit of scores
     softcap: float
     bias: Any
-    bias_strides: tuple[int, int, int, int]
+    # strides of the bias, one by one: Triton 3.6 loses a stride of 1 in a tuple inside a tuple
+    bias_batch: int
+    bias_head: int
+    bias_row: int
+    bias_column: int
     bias_offset: Any  # the key position of query 0: a number, or one for each batch row
     centre: int  # where distance 0 is in a table of biases
     rescale: float  # dropout
@@ -156,9 +160,10 @@ def allowed_by_program(mask, rows, columns, head, batch, T, S, form: tl.constexp
                 table = mask[form.program[i][1]]
                 leaf = tl.load(table + place, mask=inside_rows & inside_columns, other=0).to(tl.int32)
             else:
-                strides = mask[form.program[i][1] + 1]
-                base = mask[form.program[i][1]] + batch.to(tl.int64) * strides[0] + head * strides[1]
-                place = rows.to(tl.int64) * strides[2] + columns.to(tl.int64) * strides[3]
+                base = mask[form.program[i][1]] + batch.to(tl.int64) * mask[form.program[i][1] + 1]
+                base += head * mask[form.program[i][1] + 2]
+                place = rows.to(tl.int64) * mask[form.program[i][1] + 3]
+                place += columns.to(tl.int64) * mask[form.program[i][1] + 4]
                 leaf = tl.load(base + place, mask=inside_rows & inside_columns, other=0).to(tl.int32)
             stack = (stack << 1) | leaf
     return ((stack & 1) != 0) & inside_rows & inside_columns
@@ -191,9 +196,8 @@ def score(product, scoring, rows, columns, head, batch, T, S, form: tl.constexpr
             scores = scoring.softcap * t
             slope = 1.0 - t * t
         if form.bias == ADDED:
-            strides = scoring.bias_strides
-            base = scoring.bias + batch.to(tl.int64) * strides[0] + head * strides[1]
-            place = rows.to(tl.int64) * strides[2] + columns.to(tl.int64) * strides[3]
+            base = scoring.bias + batch.to(tl.int64) * scoring.bias_batch + head * scoring.bias_head
+            place = rows.to(tl.int64) * scoring.bias_row + columns.to(tl.int64) * scoring.bias_column
             inside = (rows < T) & (columns < S)
             scores += tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
         elif form.bias != NONE:
@@ -205,7 +209,7 @@ def score(product, scoring, rows, columns, head, batch, T, S, form: tl.constexpr
                 scores -= tl.load(scoring.bias + head) * tl.abs(back).to(tl.float32)
             else:
                 inside = (rows < T) & (columns < S)
-                place = head * scoring.bias_strides[1] + back + scoring.centre
+                place = head * scoring.bias_head + back + scoring.centre
                 scores += tl.load(scoring.bias + place, mask=inside, other=0.0)
     return scores, slope
 

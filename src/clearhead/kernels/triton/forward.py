@@ -122,7 +122,7 @@ def finish(largest, sums, weighted, sink, scoring, SINKS: tl.constexpr, ENTROPY:
     return share, lse, peak, total, largest, entropy
 
 
-@triton.jit(do_not_specialize=["span"])
+@triton.jit(do_not_specialize=["span", "lists", "mask", "scoring"])
 def forward(
     q, k, v, out, lse_at, peak_at, total_at, largest_at, entropy_at, sinks,
     q_strides, k_strides, v_strides, k_described, v_described, span, lists, mask, scoring, T, S,

@@ -33,7 +33,7 @@ def allowed(limits, mask, rows, columns, head, batch, T, S, form: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["span"])
+@triton.jit(do_not_specialize=["span", "states", "mask", "scoring"])
 def by_key(
     q, k, shift_at, inverse_at, received_at, sums_at, tops_at, q_strides, k_strides,
     span, states, mask, scoring, T, S, counted, bins, each, first_number,
@@ -172,7 +172,7 @@ def keep_best(scores, best, where, columns, K: tl.constexpr):
     return best, where
 
 
-@triton.jit(do_not_specialize=["span"])
+@triton.jit(do_not_specialize=["span", "lists", "mask", "scoring"])
 def top_keys(
     q, k, shift_at, inverse_at, weights_at, indices_at, q_strides, k_strides, span, lists, mask, scoring, T, S, count,
     K: tl.constexpr, REVERSED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
@@ -217,7 +217,7 @@ def top_keys(
     tl.store(indices_at + at, tl.where(weights > 0, where, -1), mask=inside[:, None] & (slots < count))
 
 
-@triton.jit(do_not_specialize=["span"])
+@triton.jit(do_not_specialize=["span", "mask", "scoring"])
 def rows_of_weights(
     q, k, shift_at, inverse_at, chosen, weights_at, q_strides, k_strides, span, mask, scoring, T, S, count,
     BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,

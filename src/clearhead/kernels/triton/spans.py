@@ -126,7 +126,7 @@ def _from_tree(mask: Mask, grid: Grid, on: torch.device) -> Prepared:
                 prepared.by_batch |= parts[0].shape[0] > 1
                 prepared.by_head |= parts[0].shape[1] > 1
                 strides = [0 if n == 1 else s for n, s in zip(parts[0].shape, parts[0].stride(), strict=True)]
-                parts = [parts[0], tuple(strides)]
+                parts = [parts[0], *strides]
             elif kind != device.BLOCKS.value:
                 prepared.by_batch |= bool(more)
             nodes.append((kind, len(arrays), more))

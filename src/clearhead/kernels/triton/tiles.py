@@ -16,7 +16,7 @@ class Only(NamedTuple):
     program: tuple[tuple[int, ...], ...]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask"])
 def tile_states(states, mask, T, S, heads, PROGRAM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """0 for a tile in which nobody may attend, 2 where everybody may, 1 otherwise."""
     across, down, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
