@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 import triton
+from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from clearhead.arrays import Array, dtype_name
@@ -152,6 +154,28 @@ class Call:
         """The blocks of a kernel, with no more rows than `size` needs."""
         key = (dtype_name(self.q), self.form.padded, self.form.padded_width)
         return tuning.blocks(kernel, key, size, *machine(self.device))
+
+    def fitted(self, kernel: str, size: int, launch: Callable[[Blocks], None]) -> None:
+        """Launch a kernel with its blocks, or with the largest smaller ones that the device has room for."""
+        wanted = self.blocks(kernel, size)
+        key = (kernel, self.form, wanted, self.device)
+        blocks: Blocks | None = _fitted.get(key, wanted)
+        while blocks is not None:
+            try:
+                launch(blocks)
+            except OutOfResources:
+                blocks = tuning.less(blocks)
+                if blocks is None:
+                    raise
+                if len(_fitted) >= 256:
+                    _fitted.clear()
+                _fitted[key] = blocks
+            else:
+                return
+
+
+# blocks that a device had room for, where the first choice was too large
+_fitted: dict[Any, Blocks] = {}
 
 
 @cache

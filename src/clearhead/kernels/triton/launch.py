@@ -17,6 +17,7 @@ from clearhead.kernels.triton.call import Call
 from clearhead.kernels.triton.decode import merge_parts, split_keys
 from clearhead.kernels.triton.forward import forward as forward_kernel
 from clearhead.kernels.triton.look import look_again
+from clearhead.kernels.triton.tuning import Blocks
 from clearhead.observe import Observed
 from clearhead.problem import Problem
 
@@ -52,14 +53,17 @@ def forward(call: Call) -> Found:
     if grid.queries * call.form.group <= FEW:
         decode(call, found)
         return found
-    blocks = call.blocks("forward", grid.queries)
-    forward_kernel[(triton.cdiv(grid.queries, blocks.rows) * call.rows,)](
-        call.q, call.k, call.v, *found, call.sinks,
-        call.q.stride(), call.k.stride(), call.v.stride(), *call.described(blocks), call.mask.span, call.lists(blocks),
-        call.mask.arrays, call.scoring, grid.queries, grid.keys,
-        SINKS=call.sinks is not None, ENTROPY=observing, REVERSED=call.backwards,
-        BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
-    )  # fmt: skip
+
+    def launch(blocks: Blocks) -> None:
+        forward_kernel[(triton.cdiv(grid.queries, blocks.rows) * call.rows,)](
+            call.q, call.k, call.v, *found, call.sinks,
+            call.q.stride(), call.k.stride(), call.v.stride(), *call.described(blocks), call.mask.span,
+            call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys,
+            SINKS=call.sinks is not None, ENTROPY=observing, REVERSED=call.backwards,
+            BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+
+    call.fitted("forward", grid.queries, launch)
     return found
 
 
@@ -67,26 +71,29 @@ def decode(call: Call, found: Found) -> None:
     """The same for few queries: keys split over programs, and merged."""
     grid, form = call.grid, call.form
     observing = found[-1] is not None
-    blocks = call.blocks("decode", grid.queries * form.group)
-    keys = grid.keys
-    if form.program is None and not form.span_by_row:
-        span = call.mask.span
-        keys = min(span.limit, grid.queries + span.high) - max(span.low, 0) + blocks.columns
-    numbers = call.batch * call.problem.key_heads
-    splits, per_split = split(max(keys, 1), blocks.columns, numbers, processors(call.device))
-    values = call.empty(grid.queries, splits, form.padded_width)
-    peaks, totals = (call.empty(grid.queries, splits) for _ in range(2))
-    weighted = call.empty(grid.queries, splits) if observing else None
-    split_keys[(numbers * splits,)](
-        call.q, call.k, call.v, values, peaks, totals, weighted, call.q.stride(), call.k.stride(), call.v.stride(),
-        call.mask.span, call.mask.arrays, call.scoring, grid.queries, grid.keys, per_split, splits,
-        ENTROPY=observing, BM=blocks.rows, BN=blocks.columns, form=form,
-        num_warps=blocks.warps, num_stages=blocks.stages,
-    )  # fmt: skip
-    merge_parts[(call.rows * grid.queries,)](
-        values, peaks, totals, weighted, *found, call.sinks, call.scoring, grid.queries, splits,
-        SINKS=call.sinks is not None, ENTROPY=observing, SPLITS=triton.next_power_of_2(splits), form=form,
-    )  # fmt: skip
+
+    def launch(blocks: Blocks) -> None:
+        keys = grid.keys
+        if form.program is None and not form.span_by_row:
+            span = call.mask.span
+            keys = min(span.limit, grid.queries + span.high) - max(span.low, 0) + blocks.columns
+        numbers = call.batch * call.problem.key_heads
+        splits, per_split = split(max(keys, 1), blocks.columns, numbers, processors(call.device))
+        values = call.empty(grid.queries, splits, form.padded_width)
+        peaks, totals = (call.empty(grid.queries, splits) for _ in range(2))
+        weighted = call.empty(grid.queries, splits) if observing else None
+        split_keys[(numbers * splits,)](
+            call.q, call.k, call.v, values, peaks, totals, weighted, call.q.stride(), call.k.stride(), call.v.stride(),
+            call.mask.span, call.mask.arrays, call.scoring, grid.queries, grid.keys, per_split, splits,
+            ENTROPY=observing, BM=blocks.rows, BN=blocks.columns, form=form,
+            num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+        merge_parts[(call.rows * grid.queries,)](
+            values, peaks, totals, weighted, *found, call.sinks, call.scoring, grid.queries, splits,
+            SINKS=call.sinks is not None, ENTROPY=observing, SPLITS=triton.next_power_of_2(splits), form=form,
+        )  # fmt: skip
+
+    call.fitted("decode", grid.queries * form.group, launch)
 
 
 def split(keys: int, tile: int, numbers: int, processors: int) -> tuple[int, int]:
@@ -112,7 +119,6 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
     dq = torch.empty((call.batch, *problem.q.shape[-3:]), dtype=call.q.dtype, device=call.device)
     dk = torch.empty((call.batch, *problem.k.shape[-3:]), dtype=call.k.dtype, device=call.device)
     dv = torch.empty((call.batch, *problem.v.shape[-3:]), dtype=call.v.dtype, device=call.device)
-    queries, keys = call.blocks("queries", grid.queries), call.blocks("keys", grid.queries)
     if call.rows and grid.queries:
         spread[(triton.cdiv(grid.queries, 64) * call.rows,)](
             dout, output.contiguous(), peak.contiguous(), total.contiguous(), shift, inverse, taken,
@@ -120,20 +126,25 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
         )  # fmt: skip
     rows = (shift, inverse, taken)
     strides = (call.q.stride(), call.k.stride(), call.v.stride(), dout.stride())
-    across = triton.cdiv(grid.keys, keys.columns) * call.batch * problem.key_heads
-    if across:
-        gradients_of_keys[(across,)](
-            call.q, call.k, call.v, dout, *rows, dk, dv, *strides, call.mask.span, call.lists(keys, turned=True),
+
+    def by_keys(blocks: Blocks) -> None:
+        gradients_of_keys[(triton.cdiv(grid.keys, blocks.columns) * call.batch * problem.key_heads,)](
+            call.q, call.k, call.v, dout, *rows, dk, dv, *strides, call.mask.span, call.lists(blocks, turned=True),
             call.mask.arrays, call.scoring, grid.queries, grid.keys,
-            BM=keys.rows, BN=keys.columns, form=form, num_warps=keys.warps, num_stages=keys.stages,
+            BM=blocks.rows, BN=blocks.columns, form=form, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
-    down = triton.cdiv(grid.queries, queries.rows) * call.rows
-    if down:
-        gradients_of_queries[(down,)](
-            call.q, call.k, call.v, dout, *rows, dq, *strides, call.mask.span, call.lists(queries),
+
+    def by_queries(blocks: Blocks) -> None:
+        gradients_of_queries[(triton.cdiv(grid.queries, blocks.rows) * call.rows,)](
+            call.q, call.k, call.v, dout, *rows, dq, *strides, call.mask.span, call.lists(blocks),
             call.mask.arrays, call.scoring, grid.queries, grid.keys, REVERSED=call.backwards,
-            BM=queries.rows, BN=queries.columns, form=form, num_warps=queries.warps, num_stages=queries.stages,
+            BM=blocks.rows, BN=blocks.columns, form=form, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
+
+    if call.batch and problem.key_heads and grid.keys:
+        call.fitted("keys", grid.queries, by_keys)
+    if call.rows and grid.queries:
+        call.fitted("queries", grid.queries, by_queries)
     dsinks = None
     if call.sinks is not None:
         by_row = torch.exp2(call.sinks.repeat(call.batch)[:, None] * math.log2(math.e) - shift) * inverse

@@ -51,30 +51,33 @@ def received_and_map(call: Call, want: Want, shift: torch.Tensor, inverse: torch
     bins, cells = (min(want.map[0], grid.queries), min(want.map[1], grid.keys)) if want.map else (1, 1)
     received = call.empty(grid.keys) if want.received is not None else None
     mean, most = (call.empty(bins, cells) if want.map else None for _ in range(2))
-    blocks = call.blocks("by_key", -(-grid.queries // max(bins, 1)))
-    if call.rows and grid.keys and grid.queries:
+    counted = grid.queries - (want.received or 0)
+    asked = 0 if received is None else 2 if counted and want.map else 1
+    nothing = call.mask.span.rows
+
+    def launch(blocks: Blocks) -> None:
         across = triton.cdiv(grid.keys, blocks.columns)
         pooled = grid.keys % (cells * blocks.columns) == 0
         units = across if pooled else grid.keys
         at_once = max(1, STRIPS // (bins * units)) if want.map else call.rows
-        counted = grid.queries - (want.received or 0)
-        asked = 0 if received is None else 2 if counted and want.map else 1
+        each = triton.cdiv(triton.cdiv(grid.queries, bins), blocks.rows)
         states, listed = observed_states(call, blocks)
-        nothing = call.mask.span.rows
         for first in range(0, call.rows, at_once):
             some = min(at_once, call.rows - first)
             sums, tops = (shift.new_zeros((some, bins, units)) if want.map else nothing for _ in range(2))
             by_key[(across * some,)](
                 call.q, call.k, shift, inverse, received, sums, tops, call.q.stride(), call.k.stride(),
-                call.mask.span, states, call.mask.arrays, call.scoring, grid.queries, grid.keys, counted, bins,
-                triton.cdiv(triton.cdiv(grid.queries, bins), blocks.rows), first,
-                RECEIVED=asked, MAP=want.map is not None, POOLED=pooled, LISTED=listed,
+                call.mask.span, states, call.mask.arrays, call.scoring, grid.queries, grid.keys, counted, bins, each,
+                first, RECEIVED=asked, MAP=want.map is not None, POOLED=pooled, LISTED=listed,
                 BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
             )  # fmt: skip
             if want.map:
                 pool[(some * bins, cells)](
                     sums, tops, mean, most, units, grid.queries, grid.keys, bins, cells, first, BN=128
                 )
+
+    if call.rows and grid.keys and grid.queries:
+        call.fitted("by_key", -(-grid.queries // max(bins, 1)), launch)
     elif received is not None:
         received.zero_()
     found: dict[str, Any] = {}
@@ -102,15 +105,17 @@ def top(call: Call, count: int, shift: torch.Tensor, inverse: torch.Tensor) -> T
         return top_by_rows(call, count, shift, inverse)
     weights = call.empty(grid.queries, count)
     indices = call.empty(grid.queries, count, dtype=torch.int32)
-    blocks = call.blocks("top", grid.queries)
-    programs = triton.cdiv(grid.queries, blocks.rows) * call.rows
-    if programs:
-        top_keys[(programs,)](
+
+    def launch(blocks: Blocks) -> None:
+        top_keys[(triton.cdiv(grid.queries, blocks.rows) * call.rows,)](
             call.q, call.k, shift, inverse, weights, indices, call.q.stride(), call.k.stride(), call.mask.span,
             call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys, count,
             K=max(2, triton.next_power_of_2(count)), REVERSED=call.backwards,
             BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
+
+    if call.rows and grid.queries:
+        call.fitted("top", grid.queries, launch)
     ordered = torch.sort(weights, dim=-1, descending=True)
     return Top(call.shaped(indices.gather(-1, ordered.indices).long()), call.shaped(ordered.values))
 

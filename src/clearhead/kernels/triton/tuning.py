@@ -91,6 +91,15 @@ def blocks(kernel: str, key: tuple[str, int, int], size: int, capability: tuple[
     return found._replace(rows=rows, warps=4 if rows < 64 else found.warps)
 
 
+def less(blocks: Blocks) -> Blocks | None:
+    """The next blocks to try where a kernel needs more shared memory than there is; None where nothing is left."""
+    if blocks.stages > 1:
+        return blocks._replace(stages=blocks.stages - 1)
+    if blocks.columns > 16:
+        return blocks._replace(columns=blocks.columns // 2)
+    return blocks._replace(rows=blocks.rows // 2) if blocks.rows > 16 else None
+
+
 def file() -> Path:
     """Where `bench/tune_gpu.py` leaves what it measured."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
