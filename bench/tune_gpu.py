@@ -1,6 +1,6 @@
 """Which blocks are fastest on this GPU, for each kernel: tried in a bounded time, printed as rows for the table.
 
-    python bench/tune_gpu.py [kernel …] [--widths 64 128] [--seconds N] [--keep]
+    python bench/tune_gpu.py [kernel …] [--widths 64 128] [--options plain] [--seconds N] [--keep]
 
 Kernels: forward by_key top keys queries decode. `--keep` leaves the findings in the file that the library reads.
 """
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from triton.testing import do_bench
 
@@ -49,10 +50,22 @@ CANDIDATES: dict[str, list[tuple[int, int, int, int]]] = {
 }  # fmt: skip
 
 
-def problem(width: int, queries: int = N, keys: int = N, causal: bool = False) -> Problem:
+# what the problems are that blocks are tried on
+OPTIONS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "causal": {"mask": ch.causal()},
+    "alibi": {"bias": ch.alibi(HEADS)},
+    "softcap": {"softcap": 30.0},
+    "documents": {"mask": ch.documents(np.arange(N) // 1024)},
+    "window": {"mask": ch.window(1024)},
+}
+given: dict[str, object] = {}
+
+
+def problem(width: int, queries: int = N, keys: int = N) -> Problem:
     shapes = (1, HEADS, queries, width), (1, HEADS, keys, width), (1, HEADS, keys, width)
     arrays = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
-    return pose(*arrays, mask=ch.causal() if causal else None)
+    return pose(*arrays, **(given if queries == N else {}))
 
 
 def timed(kernel: str, width: int) -> Callable[[], object]:
@@ -80,10 +93,12 @@ def main() -> int:
     parser.add_argument("kernels", nargs="*", help=", ".join(CANDIDATES))
     parser.add_argument("--widths", nargs="+", type=int, default=[128, 64])
     parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--options", default="plain", choices=list(OPTIONS))
     parser.add_argument("--keep", action="store_true", help="leave the findings where the library reads them")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("tune: PyTorch has no CUDA device here")
+    given.update(OPTIONS[options.options])
     kernels = options.kernels or list(CANDIDATES)
     share = options.seconds / (len(kernels) * len(options.widths))
     found: dict[tuple[str, str, int], Blocks] = {}

@@ -1,14 +1,18 @@
 """Every case on a GPU, with the kernel named; outputs poisoned first; determinism; long sequences.
 
-    python tests/test_gpu.py [kernel …] [--precision ieee|tf32x3]
+    python tests/test_gpu.py [kernel …] [--precision ieee|tf32x3] [--processes N] [--only WORDS]
 
-runs the same without pytest, and says what fails.
+runs the same without pytest, and says what fails. Most of the time is compiling, so N processes share the work.
 """
 
 from __future__ import annotations
 
+import argparse
+import subprocess
 import sys
 import time
+from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
@@ -61,10 +65,11 @@ def conforms(kernel: str, case: Case, what: str) -> str:
 
 
 WIDE = [(dtype, width) for dtype in ("float16", "bfloat16") for width in (64, 128, 256)]
+LONGER = ("none", "causal", "window", "documents", "alibi", "softcap")
 
 
 @pytest.mark.parametrize(("dtype", "width"), WIDE)
-@pytest.mark.parametrize("name", ["none", "causal", "window", "documents", "alibi", "softcap"])
+@pytest.mark.parametrize("name", LONGER)
 def test_longer_sequences(dtype: str, width: int, name: str) -> None:
     longer(dtype, width, name)
 
@@ -142,35 +147,53 @@ def test_gradients_of_sinks() -> None:
     assert torch.isfinite(sinks.grad).all()
 
 
-def main(arguments: list[str]) -> int:
-    if "--precision" in arguments:
-        from clearhead.kernels.triton import tuning
-
-        tuning.PRECISION = arguments[arguments.index("--precision") + 1]
-        arguments = arguments[: arguments.index("--precision")]
-    kernels, failed, start = arguments or list(KERNELS), 0, time.time()
-    work = [(f"{k} {w} {c.name}", conforms, (k, c, w)) for k in kernels for w in CHECKS for c in CASES]
+def work(kernels: list[str]) -> dict[str, tuple[int, Callable[..., object], tuple[object, ...]]]:
+    """Name → (a number, the same for what compiles the same kernels; a check; what it is given)."""
+    found: dict[str, tuple[int, Callable[..., object], tuple[object, ...]]] = {}
+    for kernel, what, (number, case) in product(kernels, CHECKS, enumerate(CASES)):
+        found[f"{kernel} {what} {case.name}"] = (number, conforms, (kernel, case, what))
     if "triton" in kernels:
-        work += [
-            (f"longer {d} {w} {n}", longer, (d, w, n))
-            for d, w in WIDE
-            for n in ("none", "causal", "window", "documents", "alibi", "softcap")
-        ]
-        work += [(f.__name__, f, ()) for f in (same_bits, test_few_queries_over_many_keys, test_gradients_of_sinks)]
-    taken = 0
-    for name, function, given in work:
+        for number, ((dtype, width), name) in enumerate(product(WIDE, LONGER)):
+            found[f"longer {dtype} {width} {name}"] = (number, longer, (dtype, width, name))
+        for number, f in enumerate((same_bits, test_few_queries_over_many_keys, test_gradients_of_sinks)):
+            found[f.__name__] = (number, f, ())
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("kernels", nargs="*", default=KERNELS)
+    parser.add_argument("--precision", default="ieee", help="how the GPU kernels multiply float32: ieee or tf32x3")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--part", type=int, help="of the work, this share alone")
+    parser.add_argument("--only", default="", help="checks that have these words in their names")
+    given = parser.parse_args()
+    if given.processes > 1 and given.part is None:
+        shares = [subprocess.Popen([sys.executable, *sys.argv, "--part", str(part)]) for part in range(given.processes)]
+        return max([share.wait() for share in shares])
+    from clearhead.kernels.triton import tuning
+
+    tuning.PRECISION = given.precision
+    chosen = {
+        name: (function, arguments)
+        for name, (number, function, arguments) in work(list(given.kernels)).items()
+        if given.only in name and (given.part is None or number % given.processes == given.part)
+    }
+    taken, failed, start = 0, 0, time.time()
+    for name, (function, arguments) in chosen.items():
         try:
             poison(4)
-            taken += function(*given) in ("ok", None)
+            taken += function(*arguments) in ("ok", None)
         except Exception as error:
             failed += 1
-            print(f"FAILED {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-            if "CUDA error" in str(error) or "illegal" in str(error):
+            words = str(error)
+            print(f"FAILED {name}: {type(error).__name__}: {words[:300]} … {words[300:][-300:]}", flush=True)
+            if "CUDA error" in words or "illegal" in words:
                 print("the device is lost; stopping")
                 break
-    print(f"{len(work)} checks, {taken} taken and right, {failed} failed, {time.time() - start:.0f} s")
+    print(f"{len(chosen)} checks, {taken} taken and right, {failed} failed, {time.time() - start:.0f} s", flush=True)
     return min(failed, 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -11,12 +11,14 @@ from clearhead.arrays import Array, dtype_name
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
 from clearhead.mask import Both, Either, Mask, Not
+from clearhead.positions import Alibi
 from clearhead.problem import Problem
 
 WIDEST = 256
 TYPES = ("float16", "bfloat16", "float32")
 DEEPEST = 31  # the answers of a mask's parts wait in the bits of one number
 LONGEST = 2**30
+LONGEST_ALIBI = 2**24  # positions that float32 tells apart
 
 
 class Triton:
@@ -36,8 +38,10 @@ class Triton:
         for name, size in (("features of a query", problem.q.shape[-1]), ("features of a value", problem.width)):
             if not 1 <= size <= WIDEST:
                 return f"{size} {name} are outside 1 to {WIDEST}"
-        if max(problem.grid.queries, problem.grid.keys) >= LONGEST:
-            return f"{max(problem.grid.queries, problem.grid.keys):,} positions are above {LONGEST - 1:,}"
+        positions = max(problem.grid.queries, problem.grid.keys)
+        longest = LONGEST_ALIBI if isinstance(problem.bias, Alibi) else LONGEST
+        if positions >= longest:
+            return f"{positions:,} positions are above {longest - 1:,}"
         if problem.mask is not None and depth(problem.mask) > DEEPEST:
             return f"a mask nested {depth(problem.mask)} deep is above {DEEPEST}"
         if "bias" in problem.differentiable:

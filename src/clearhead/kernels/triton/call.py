@@ -23,6 +23,7 @@ from clearhead.positions import Added, Alibi, Relative
 from clearhead.problem import Problem
 
 LOG2E = math.log2(math.e)
+SMALLEST = 2.0**-60  # scale that biases are divided by without leaving float32
 
 
 class Call:
@@ -36,8 +37,8 @@ class Call:
         self.rows = self.batch * grid.heads
         self.q, self.k, self.v = map(self.one_batch_axis, (problem.q, problem.k, problem.v))
         self.mask = spans.prepare(problem.mask, grid, self.device)
-        raw = problem.softcap is None and problem.bias is None and problem.scale > 0
-        kind, bias, strides, offset, centre = self.bias()
+        raw = problem.softcap is None and not isinstance(problem.bias, Added) and problem.scale > SMALLEST
+        kind, bias, strides, offset, centre = self.bias(problem.scale if raw else 1.0)
         features, width = problem.q.shape[-1], problem.width
         self.form = Form(
             features=features,
@@ -99,8 +100,8 @@ class Call:
         )
         return keys, values
 
-    def bias(self) -> tuple[int, Any, tuple[int, int, int, int], Any, int]:
-        """The bias: its kind, its array and strides, the position of query 0, and where distance 0 is."""
+    def bias(self, unit: float) -> tuple[int, Any, tuple[int, int, int, int], Any, int]:
+        """The bias: its kind, its array (in `unit`s) and strides, the position of query 0, and where distance 0 is."""
         bias, grid = self.problem.bias, self.grid
         nothing = self.mask.span.rows
         if bias is None:
@@ -113,11 +114,12 @@ class Call:
         where = spans.flat(bias.alignment.offset(grid), grid)
         offset = where if isinstance(where, int) else upload(where.astype(np.int32), self.device)
         if isinstance(bias, Alibi):
-            return device.ALIBI.value, upload(bias.slopes.astype(np.float32), self.device), (0, 0, 0, 0), offset, 0
+            slopes = upload((bias.slopes / unit).astype(np.float32), self.device)
+            return device.ALIBI.value, slopes, (0, 0, 0, 0), offset, 0
         # entry query + offset − key + centre, query and key from 0
         low, high = int(np.min(where, initial=0)) - grid.keys, int(np.max(where, initial=0)) + grid.queries
         chosen = upload(bias.chosen(-np.arange(low, high + 1)), self.device)
-        table = torch.as_tensor(bias.table).detach().to(self.device, torch.float32)
+        table = torch.as_tensor(bias.table).detach().to(self.device, torch.float32) / unit
         return device.TABLE.value, table[chosen].T.contiguous(), (0, chosen.shape[0], 0, 0), offset, -low
 
     def dropout(self) -> tuple[float, int, int]:

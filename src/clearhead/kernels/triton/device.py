@@ -2,7 +2,8 @@
 
 Functions here are Triton's and run on the device; `Form` says what is fixed when they are compiled, the other tuples
 what is not. Scores are kept in `unit`s of nats: where a score is only a scaled product it stays the bare product, and
-2^(score · factor − shift) is its exponential, one multiply-add and one exponential for each pair.
+2^(score · factor − shift) is its exponential, one multiply-add and one exponential for each pair. ALiBi's slopes and
+tables of biases are then divided by the scale, so that they join the bare product.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Form(NamedTuple):
     padded_width: int
     group: int  # query heads that share a key head
     heads: int
-    raw: bool  # a score is nothing but a product times a positive scale
+    raw: bool  # scores stay in the unit of products: a positive scale is in the factor
     softcap: bool
     bias: int
     bias_by_row: bool  # each batch row has an offset of its own
@@ -195,22 +196,23 @@ def score(product, scoring, rows, columns, head, batch, T, S, form: tl.constexpr
             t = capped(scores / scoring.softcap)
             scores = scoring.softcap * t
             slope = 1.0 - t * t
-        if form.bias == ADDED:
-            base = scoring.bias + batch.to(tl.int64) * scoring.bias_batch + head * scoring.bias_head
-            place = rows.to(tl.int64) * scoring.bias_row + columns.to(tl.int64) * scoring.bias_column
+    if form.bias == ADDED:
+        base = scoring.bias + batch.to(tl.int64) * scoring.bias_batch + head * scoring.bias_head
+        place = rows.to(tl.int64) * scoring.bias_row + columns.to(tl.int64) * scoring.bias_column
+        inside = (rows < T) & (columns < S)
+        scores += tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
+    elif form.bias != NONE:
+        offset = scoring.bias_offset
+        if form.bias_by_row:
+            offset = tl.load(scoring.bias_offset + batch)
+        if form.bias == ALIBI:
+            # positions become floats before they meet: a conversion for each pair would cost as much as the exponential
+            back = (rows + offset).to(tl.float32) - columns.to(tl.float32)
+            scores -= tl.load(scoring.bias + head) * tl.abs(back)
+        else:
             inside = (rows < T) & (columns < S)
-            scores += tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
-        elif form.bias != NONE:
-            offset = scoring.bias_offset
-            if form.bias_by_row:
-                offset = tl.load(scoring.bias_offset + batch)
-            back = rows + offset - columns
-            if form.bias == ALIBI:
-                scores -= tl.load(scoring.bias + head) * tl.abs(back).to(tl.float32)
-            else:
-                inside = (rows < T) & (columns < S)
-                place = head * scoring.bias_head + back + scoring.centre
-                scores += tl.load(scoring.bias + place, mask=inside, other=0.0)
+            place = head * scoring.bias_head + (rows + offset - columns) + scoring.centre
+            scores += tl.load(scoring.bias + place, mask=inside, other=0.0)
     return scores, slope
 
 
