@@ -186,10 +186,10 @@ def advance(step, state, q, rings, turns, walk, numbers, sees, MASKED: gl.conste
     p, sums, peak, shift, total = state
     k_ring, v_ring = rings
     k_rows, v_rows, place, tiles = walk
+    p = as_operand(p, q, sums)
     await_tile(k_ring, step, CUT)
     take_turn(turns, step, INDEX, CUT)
     scores = times_keys(q, tile_of(k_ring, step, CUT), CUT)
-    p = as_operand(p, q, sums)
     sums = warpgroup_mma(p, tile_of(v_ring, step - 1, CUT), sums, is_async=True)
     end_turn(turns, INDEX, CUT)
     if CUT.value.overlap:
@@ -204,13 +204,28 @@ def advance(step, state, q, rings, turns, walk, numbers, sees, MASKED: gl.conste
         sums, p = warpgroup_mma_wait(0, deps=(sums, p))
         release_tile(v_rows, place, tiles, v_ring, step - 1, CUT)
     sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sums.type.layout))[:, None]
-    return new, sums, peak, shift, total
+    return packed(new, q), sums, peak, shift, total
 
 
 @gluon.jit
-def as_operand(p, q, sums):
-    """p as the left side of a product. From one tile to the next it is float32: a loop would unpack pairs of halves."""
-    return gl.convert_layout(p.to(q.dtype), gl.DotOperandLayout(0, sums.type.layout, 2))
+def packed(p, q):
+    """p in q's type, two neighbours in one integer: as single halves a loop would carry it in twice the registers."""
+    rows: gl.constexpr = p.shape[0]
+    columns: gl.constexpr = p.shape[1]
+    even, odd = gl.split(gl.reshape(p, [rows, columns // 2, 2]))
+    name: gl.constexpr = "bf16x2" if q.dtype == gl.bfloat16 else "f16x2"
+    return gl.inline_asm_elementwise("cvt.rn." + name + ".f32 $0, $2, $1;", "=r,f,f", [even, odd], gl.int32, False, 1)
+
+
+@gluon.jit
+def as_operand(pairs, q, sums):
+    """p as the left side of a product, from what `packed` gave."""
+    rows: gl.constexpr = pairs.shape[0]
+    columns: gl.constexpr = pairs.shape[1] * 2
+    types: gl.constexpr = (q.dtype, q.dtype)
+    even, odd = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], types, True, 1)
+    p = gl.reshape(gl.join(even, odd), [rows, columns])
+    return gl.convert_layout(p, gl.DotOperandLayout(0, sums.type.layout, 2), assert_trivial=True)
 
 
 @gluon.jit
@@ -258,7 +273,7 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     release_tile(k_rows, place, tiles, k_ring, 0, CUT)
     new, peak, shift, total, shrink = soften(scores, end - 1, peak, shift, total, numbers, sees, True, FORM, CUT)
     await_tile(v_ring, 0, CUT)
-    state = (new, sums, peak, shift, total)
+    state = (packed(new, q), sums, peak, shift, total)
     for step in range(1, end - high):
         state = advance(step, state, q, rings, turns, walk, numbers, sees, True, INDEX, FORM, CUT)
     for step in range(end - high, end - low):
