@@ -1,39 +1,18 @@
-"""Attention on Hopper's own units: copies by descriptor, and matrix products that run while the softmax is computed.
-
-A program owns a block of queries and walks over tiles of keys, from the last tile to the first:
-
-    scores = q @ kᵀ                        (rows, columns)
-    peak'  = max(peak, max scores)
-    p      = 2^(c·scores − c·peak')        c = scale · log2 e: one multiply-add and one exponential for each score
-    total  = total · 2^(c·peak − c·peak') + Σ p
-    sums   = sums  · 2^(c·peak − c·peak') + p @ v
-
-One warp, the producer, copies keys and values into two rings of tiles in shared memory. The consumers, of four warps and
-64 queries each, compute. The product p @ v of one tile and q @ kᵀ of the next are in flight while a consumer computes
-exponentials (`overlap`), and consumers take turns at the matrix units (`turns`), so that one has them while another
-computes exponentials.
-"""
+"""Launching Hopper's attention kernel (`hopper.py`): what it takes, how the work is cut up, what it gives."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-LOG2E = gl.constexpr(math.log2(math.e))
-PRODUCER_REGISTERS = gl.constexpr(24)
+from clearhead.kernels.hopper import attend
+
+DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -58,334 +37,16 @@ class Form:
     upper: bool  # query i sees no key after i + upper
     lower: bool  # query i sees no key before i + lower
     softcap: bool
+    entropy: bool
 
 
-@gluon.jit
-def tiles_seen(first, rows: gl.constexpr, keys, upper, lower, FORM: gl.constexpr, N: gl.constexpr):
-    """The tiles [begin, end) hold the keys that some query of a block may see; in [low, high) every query sees all."""
-    begin = 0
-    low = 0
-    high = keys // N
-    end = keys
-    if FORM.value.upper:
-        high = gl.minimum(keys, gl.maximum(first + upper + 1, 0)) // N
-        end = gl.minimum(keys, gl.maximum(first + rows + upper, 0))
-    if FORM.value.lower:
-        begin = gl.minimum(gl.maximum(first + lower, 0), keys - 1) // N
-        low = (gl.maximum(first + rows - 1 + lower, 0) + N - 1) // N
-    # a block that sees nothing still walks over one tile, all of it masked
-    end = gl.maximum((end + N - 1) // N, begin + 1)
-    low = gl.minimum(gl.maximum(low, begin), end - 1)
-    high = gl.maximum(gl.minimum(high, end - 1), low)
-    return begin, low, high, end
+class Done(NamedTuple):
+    """Output (B, H, T, D) and, for each row (B, H, T), the largest score and Σ e^x, Σ x e^x of x = score − peak."""
 
-
-@gluon.jit
-def copy_tile(descriptor, place, tile, ring, step, CUT: gl.constexpr):
-    """Start to copy a tile of keys or values into the ring's slot for this step."""
-    slot = step % CUT.value.stages
-    buffers, full, empty = ring
-    batch, head = place
-    mbarrier.expect(full.index(slot), descriptor.block_type.nbytes)
-    rows = tile * CUT.value.columns
-    tma.async_copy_global_to_shared(descriptor, [batch, head, rows, 0], full.index(slot), buffers.index(slot))
-
-
-@gluon.jit
-def produce(k_rows, v_rows, place, tiles, k_ring, v_ring, CUT: gl.constexpr):
-    """Copy all tiles, last to first, each as soon as its slot is free."""
-    begin, low, high, end = tiles
-    for step in range(end - begin):
-        slot = step % CUT.value.stages
-        round = step // CUT.value.stages
-        mbarrier.wait(k_ring[2].index(slot), (round & 1) ^ 1)
-        copy_tile(k_rows, place, end - 1 - step, k_ring, step, CUT)
-        mbarrier.wait(v_ring[2].index(slot), (round & 1) ^ 1)
-        copy_tile(v_rows, place, end - 1 - step, v_ring, step, CUT)
-
-
-@gluon.jit
-def await_tile(ring, step, CUT: gl.constexpr):
-    """Wait until the tile of this step is there."""
-    mbarrier.wait(ring[1].index(step % CUT.value.stages), (step // CUT.value.stages) & 1)
-
-
-@gluon.jit
-def tile_of(ring, step, CUT: gl.constexpr):
-    """The tile of this step: (columns, width)."""
-    tile = ring[0].index(step % CUT.value.stages)
-    return tile.reshape([tile.shape[2], tile.shape[3]])
-
-
-@gluon.jit
-def release_tile(descriptor, place, tiles, ring, step, CUT: gl.constexpr):
-    """Let the slot of this step be filled anew: by the producer, or at once where there is none."""
-    if CUT.value.specialised:
-        mbarrier.arrive(ring[2].index(step % CUT.value.stages), count=1)
-    else:
-        begin, low, high, end = tiles
-        gl.thread_barrier()
-        tile = end - 1 - step - CUT.value.stages
-        if tile >= begin:
-            copy_tile(descriptor, place, tile, ring, step, CUT)
-
-
-@gluon.jit
-def take_turn(turns, step, INDEX: gl.constexpr, CUT: gl.constexpr):
-    """Wait until the consumer before this one has handed its products to the matrix units."""
-    if CUT.value.turns:
-        mbarrier.wait(turns.index(INDEX), (step & 1) ^ (INDEX == 0))
-
-
-@gluon.jit
-def end_turn(turns, INDEX: gl.constexpr, CUT: gl.constexpr):
-    """Let the next consumer hand in its products."""
-    if CUT.value.turns:
-        mbarrier.arrive(turns.index((INDEX + 1) % CUT.value.consumers), count=1)
-
-
-@gluon.jit
-def capped(scores, scale, softcap):
-    """softcap · tanh(scale · scores / softcap), by an exponential that neither overflows nor loses small scores."""
-    doubled = gl.exp2(scores * (scale / softcap * 2 * LOG2E))
-    return softcap - 2 * softcap / (doubled + 1)
-
-
-@gluon.jit
-def rounded_product(x, y):
-    """x · y rounded to float32, never fused into a sum: scores of 10⁴ need one shift for all that is computed from it."""
-    return gl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], gl.float32, True, 1)
-
-
-@gluon.jit
-def soften(scores, tile, peak, shift, total, numbers, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
-    """p for a tile of scores; the new peak, c·peak and total; and what the sums so far shrink by."""
-    scale, softcap, factor = numbers
-    start, stop = sees
-    if FORM.value.softcap:
-        scores = capped(scores, scale, softcap)
-    if MASKED:
-        column = gl.arange(0, CUT.value.columns, gl.SliceLayout(0, scores.type.layout))
-        seen = column[None, :] < (stop - tile * CUT.value.columns)[:, None]
-        if FORM.value.lower:
-            seen = seen & (column[None, :] >= (start - tile * CUT.value.columns)[:, None])
-        scores = gl.where(seen, scores, float("-inf"))
-    new_peak = gl.maximum(peak, gl.max(scores, 1))
-    new_shift = rounded_product(new_peak, factor)
-    if MASKED:
-        new_shift = gl.where(new_peak == float("-inf"), 0.0, new_shift)  # −inf − −inf is no number
-    p = gl.exp2(scores * factor - new_shift[:, None])
-    shrink = gl.exp2(shift - new_shift)
-    return p, new_peak, new_shift, total * shrink + gl.sum(p, 1), shrink
-
-
-@gluon.jit
-def advance(step, state, q, rings, turns, walk, numbers, sees, MASKED: gl.constexpr, INDEX: gl.constexpr,
-            FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
-    """One tile of keys, and the values of the tile before: what is carried along is p, one tile old, and the sums."""
-    p, sums, peak, shift, total = state
-    k_ring, v_ring = rings
-    k_rows, v_rows, place, tiles = walk
-    p = as_operand(p, q, sums)
-    await_tile(k_ring, step, CUT)
-    take_turn(turns, step, INDEX, CUT)
-    scores = times_keys(q, tile_of(k_ring, step, CUT), CUT)
-    sums = warpgroup_mma(p, tile_of(v_ring, step - 1, CUT), sums, is_async=True)
-    end_turn(turns, INDEX, CUT)
-    if CUT.value.overlap:
-        scores = warpgroup_mma_wait(1, deps=(scores,))
-    else:
-        scores, sums, p = warpgroup_mma_wait(0, deps=(scores, sums, p))
-        release_tile(v_rows, place, tiles, v_ring, step - 1, CUT)
-    release_tile(k_rows, place, tiles, k_ring, step, CUT)
-    new, peak, shift, total, shrink = soften(scores, tiles[3] - 1 - step, peak, shift, total, numbers, sees, MASKED, FORM, CUT)
-    await_tile(v_ring, step, CUT)  # a branch: the assembler would move the wait below up, before the exponentials
-    if CUT.value.overlap:
-        sums, p = warpgroup_mma_wait(0, deps=(sums, p))
-        release_tile(v_rows, place, tiles, v_ring, step - 1, CUT)
-    sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sums.type.layout))[:, None]
-    return packed(new, q), sums, peak, shift, total
-
-
-@gluon.jit
-def packed(p, q):
-    """p in q's type, two neighbours in one integer: as single halves a loop would carry it in twice the registers."""
-    rows: gl.constexpr = p.shape[0]
-    columns: gl.constexpr = p.shape[1]
-    even, odd = gl.split(gl.reshape(p, [rows, columns // 2, 2]))
-    name: gl.constexpr = "bf16x2" if q.dtype == gl.bfloat16 else "f16x2"
-    return gl.inline_asm_elementwise("cvt.rn." + name + ".f32 $0, $2, $1;", "=r,f,f", [even, odd], gl.int32, False, 1)
-
-
-@gluon.jit
-def as_operand(pairs, q, sums):
-    """p as the left side of a product, from what `packed` gave."""
-    rows: gl.constexpr = pairs.shape[0]
-    columns: gl.constexpr = pairs.shape[1] * 2
-    types: gl.constexpr = (q.dtype, q.dtype)
-    even, odd = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], types, True, 1)
-    p = gl.reshape(gl.join(even, odd), [rows, columns])
-    return gl.convert_layout(p, gl.DotOperandLayout(0, sums.type.layout, 2), assert_trivial=True)
-
-
-@gluon.jit
-def times_keys(q, k, CUT: gl.constexpr):
-    """Start q @ kᵀ."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
-    zeros = gl.full([CUT.value.rows, CUT.value.columns], 0.0, gl.float32, layout)
-    return warpgroup_mma(q, k.permute((1, 0)), zeros, is_async=True, use_acc=False)
-
-
-@gluon.jit
-def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
-    """Attention of one consumer's queries, from the first product to what is stored."""
-    o_rows, peaks, totals, walk, block, sizes, bounds, numbers, q_block, q_full, rings, turns = work
-    ROWS: gl.constexpr = CUT.value.rows
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, FORM.value.width, 16])
-    k_rows, v_rows, place, tiles = walk
-    begin, low, high, end = tiles
-    first, head = block
-    queries, keys = sizes
-    upper, lower = bounds
-    k_ring, v_ring = rings
-    batch = place[0]
-    first += INDEX * ROWS
-    row = first + gl.arange(0, ROWS, gl.SliceLayout(1, S))
-    start = row + lower
-    stop = gl.full([ROWS], 0, gl.int32, gl.SliceLayout(1, S)) + keys
-    if FORM.value.upper:
-        stop = gl.minimum(stop, row + upper + 1)
-    sees = (start, stop)
-    peak = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S))
-    shift = peak
-    total = gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, S))
-    sums = gl.full([ROWS, FORM.value.width], 0.0, gl.float32, O)
-
-    buffer = q_block.index(INDEX)
-    q = buffer.reshape([ROWS, FORM.value.width])
-    mbarrier.wait(q_full, 0)
-    await_tile(k_ring, 0, CUT)
-    take_turn(turns, 0, INDEX, CUT)
-    scores = times_keys(q, tile_of(k_ring, 0, CUT), CUT)
-    end_turn(turns, INDEX, CUT)
-    scores = warpgroup_mma_wait(0, deps=(scores,))
-    release_tile(k_rows, place, tiles, k_ring, 0, CUT)
-    new, peak, shift, total, shrink = soften(scores, end - 1, peak, shift, total, numbers, sees, True, FORM, CUT)
-    await_tile(v_ring, 0, CUT)
-    state = (packed(new, q), sums, peak, shift, total)
-    for step in range(1, end - high):
-        state = advance(step, state, q, rings, turns, walk, numbers, sees, True, INDEX, FORM, CUT)
-    for step in range(end - high, end - low):
-        state = advance(step, state, q, rings, turns, walk, numbers, sees, False, INDEX, FORM, CUT)
-    if FORM.value.lower:
-        for step in range(end - low, end - begin):
-            state = advance(step, state, q, rings, turns, walk, numbers, sees, True, INDEX, FORM, CUT)
-    p, sums, peak, shift, total = state
-    p = as_operand(p, q, sums)
-    sums = warpgroup_mma(p, tile_of(v_ring, end - begin - 1, CUT), sums, is_async=True)
-    sums, p = warpgroup_mma_wait(0, deps=(sums, p))
-
-    share = gl.convert_layout(gl.where(total == 0, 1.0, total), gl.SliceLayout(1, O))[:, None]
-    nothing = gl.convert_layout(total, gl.SliceLayout(1, O))[:, None] == 0
-    output = gl.where(nothing, 0.0, sums / share).to(q.dtype)
-    q.store(output)  # nobody reads the queries any more
-    fence_async_shared()
-    tma.async_copy_shared_to_global(o_rows, [batch, head, first, 0], buffer)
-    place = (batch * gl.num_programs(1) + head).to(gl.int64) * queries + row
-    scaled, total = relative_to_scaled(peak, shift, total, numbers, FORM)
-    gl.store(peaks + place, scaled, row < queries)
-    gl.store(totals + place, total, row < queries)
-    tma.store_wait(0)
-
-
-@gluon.jit
-def relative_to_scaled(peak, shift, total, numbers, FORM: gl.constexpr):
-    """The peak times scale, and the total for it: p was relative to c·peak as rounded, which differs a little."""
-    scale, softcap, factor = numbers
-    if FORM.value.softcap:
-        scale = 1.0
-    scaled = rounded_product(peak, scale)
-    slip = (peak * scale - scaled) * LOG2E - (peak * factor - shift)  # each a multiply-add: what rounding took away
-    return scaled, total * gl.exp2(gl.where(peak == float("-inf"), 0.0, slip))
-
-
-@gluon.jit
-def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, queries, keys, group, upper, lower, scale, softcap, factor,
-           FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
-    """Attention of one block of queries of one head."""
-    ROWS: gl.constexpr = CUT.value.rows
-    CONSUMERS: gl.constexpr = CUT.value.consumers
-    # the last queries of a causal head see the most keys: they go first, and one head after another shares its keys
-    first = (gl.num_programs(0) - 1 - gl.program_id(0)) * (ROWS * CONSUMERS)
-    head = gl.program_id(1)
-    batch = gl.program_id(2)
-    place = (batch, head // group)
-    tiles = tiles_seen(first, ROWS * CONSUMERS, keys, upper, lower, FORM, CUT.value.columns)
-
-    q_block = gl.allocate_shared_memory(q_rows.dtype, [CONSUMERS, 1, 1, ROWS, FORM.value.width], q_rows.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(q_full, count=1)
-    k_ring = new_ring(k_rows, CUT)
-    v_ring = new_ring(v_rows, CUT)
-    turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    for index in gl.static_range(CONSUMERS):
-        mbarrier.init(turns.index(index), count=1)
-    fence_async_shared()
-
-    mbarrier.expect(q_full, CONSUMERS * q_rows.block_type.nbytes)
-    for index in gl.static_range(CONSUMERS):
-        rows = first + index * ROWS
-        tma.async_copy_global_to_shared(q_rows, [batch, head, rows, 0], q_full, q_block.index(index))
-
-    numbers = (scale, softcap, factor)
-    walk = (k_rows, v_rows, place, tiles)
-    work = (o_rows, peaks, totals, walk, (first, head), (queries, keys), (upper, lower), numbers, q_block, q_full,
-            (k_ring, v_ring), turns)  # fmt: skip
-    if not CUT.value.specialised:
-        fill_rings(k_rows, v_rows, place, tiles, k_ring, v_ring, CUT)
-        consume(work, 0, FORM, CUT)
-    elif CONSUMERS == 1:
-        gl.warp_specialize(
-            [(consume, (work, 0, FORM, CUT)), (produce, (k_rows, v_rows, place, tiles, k_ring, v_ring, CUT))],
-            [1], [PRODUCER_REGISTERS],
-        )  # fmt: skip
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [(consume, (work, 0, FORM, CUT)), (consume, (work, 1, FORM, CUT)),
-             (produce, (k_rows, v_rows, place, tiles, k_ring, v_ring, CUT))],
-            [ROWS // 16, 1], [CUT.value.registers, PRODUCER_REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [(consume, (work, 0, FORM, CUT)), (consume, (work, 1, FORM, CUT)), (consume, (work, 2, FORM, CUT)),
-             (produce, (k_rows, v_rows, place, tiles, k_ring, v_ring, CUT))],
-            [ROWS // 16, ROWS // 16, 1], [CUT.value.registers, CUT.value.registers, PRODUCER_REGISTERS],
-        )  # fmt: skip
-
-
-@gluon.jit
-def new_ring(descriptor, CUT: gl.constexpr):
-    """Slots for tiles in shared memory; a barrier each for 'it is there' and for 'it has been used by all'."""
-    STAGES: gl.constexpr = CUT.value.stages
-    buffers = gl.allocate_shared_memory(descriptor.dtype, [STAGES] + descriptor.block_shape, descriptor.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=CUT.value.consumers)
-    return buffers, full, empty
-
-
-@gluon.jit
-def fill_rings(k_rows, v_rows, place, tiles, k_ring, v_ring, CUT: gl.constexpr):
-    """Start the first copies, where no producer does."""
-    begin, low, high, end = tiles
-    STAGES: gl.constexpr = CUT.value.stages
-    for step in gl.static_range(STAGES):
-        if step < end - begin:
-            copy_tile(k_rows, place, end - 1 - step, k_ring, step, CUT)
-            copy_tile(v_rows, place, end - 1 - step, v_ring, step, CUT)
+    output: torch.Tensor
+    peak: torch.Tensor
+    total: torch.Tensor
+    weighted: torch.Tensor | None
 
 
 def forward(
@@ -396,38 +57,48 @@ def forward(
     causal_offset: int | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    entropy: bool = False,
     cut: Cut | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Output (B, H, T, D), and each row's peak and total (B, H, T), of q (B, H, T, D) and k, v (B, Hk, S, D).
+) -> Done:
+    """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
 
-    Query i sees the keys up to i + causal_offset, and of these the last window + 1 where a window is given.
+    Query i sees the keys up to i + causal_offset, and of these the last window + 1 where a window is given. A row that
+    sees nothing has output 0, peak −inf and total 0.
     """
     batch, heads, queries, width = q.shape
     keys = k.shape[2]
-    upper = lower = 0
+    upper = causal_offset or 0
     if causal_offset is not None:
-        upper = causal_offset
         keys = min(keys, queries + upper)  # nobody sees the rest: it reads as zeros, whatever it holds
-    if window is not None:
-        lower = upper - window
     output = torch.empty((batch, heads, queries, width), dtype=q.dtype, device=q.device)
-    peak = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
-    total = torch.empty_like(peak)
+    peak, total, weighted = torch.empty((3, batch, heads, queries), dtype=torch.float32, device=q.device)
     if keys <= 0 or not peak.numel():
-        return output.zero_(), peak.fill_(-math.inf), total.zero_()
+        return Done(output.zero_(), peak.fill_(-math.inf), total.zero_(), weighted.zero_() if entropy else None)
     cut = cut or preferred(width)
-    form = Form(width, causal_offset is not None, window is not None, softcap is not None)
-    rows = cut.rows * cut.consumers
-    attend[(-(-queries // rows), heads, batch)](
+    form = Form(width, causal_offset is not None, window is not None, softcap is not None, entropy)
+    attend[(-(-queries // (cut.rows * cut.consumers)), heads, batch)](
         described(q, queries, cut.rows),
         described(k, keys, cut.columns),
         described(v, keys, cut.columns),
         described(output, queries, cut.rows),
-        peak, total, queries, keys, heads // k.shape[1], upper, lower,
-        scale, softcap or 0.0, (1.0 if softcap else scale) * math.log2(math.e),
+        peak, total, weighted, queries, keys, heads // k.shape[1], upper, upper - (window or 0),
+        scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
         form, cut, num_warps=cut.rows // 16,
     )  # fmt: skip
-    return output, peak, total
+    return Done(output, peak, total, weighted if entropy else None)
+
+
+def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:
+    """Why `forward` cannot compute this, in words."""
+    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
+        return "it is written for Hopper GPUs (compute capability 9.0)"
+    if q.dtype not in DTYPES:
+        return f"{q.dtype} is neither float16 nor bfloat16"
+    if q.shape[-1] not in (64, 128) or v.shape[-1] != q.shape[-1]:
+        return f"head_dim {q.shape[-1]} and value width {v.shape[-1]} are not both 64 or both 128"
+    if not scale > 0:
+        return f"scale {scale} is not above 0"
+    return None
 
 
 def preferred(width: int) -> Cut:
@@ -438,9 +109,10 @@ def preferred(width: int) -> Cut:
 def described(array: torch.Tensor, length: int, rows: int) -> Any:
     """A descriptor of the first `length` rows of each head, read and written by blocks of `rows`."""
     batch, heads, _, width = array.shape
+    strides = [array.stride(axis) if size > 1 else 8 for axis, size in enumerate(array.shape)]
+    if strides[-1] != 1 or array.data_ptr() % 16 or any(stride <= 0 or stride % 8 for stride in strides[:-1]):
+        array = array.contiguous() if not array.is_contiguous() else array.clone()
+        strides = list(array.stride())
     block = [1, 1, rows, width]
     layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[array.dtype])
-    return TensorDescriptor(array, [batch, heads, length, width], list(array.stride()), block, layout)
-
-
-DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+    return TensorDescriptor(array, [batch, heads, length, width], strides, block, layout)
