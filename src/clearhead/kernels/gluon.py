@@ -109,10 +109,12 @@ def preferred(width: int) -> Cut:
 def described(array: torch.Tensor, length: int, rows: int) -> Any:
     """A descriptor of the first `length` rows of each head, read and written by blocks of `rows`."""
     batch, heads, _, width = array.shape
-    strides = [array.stride(axis) if size > 1 else 8 for axis, size in enumerate(array.shape)]
-    if strides[-1] != 1 or array.data_ptr() % 16 or any(stride <= 0 or stride % 8 for stride in strides[:-1]):
-        array = array.contiguous() if not array.is_contiguous() else array.clone()
+    # of an axis with one entry the stride does not matter, but the copy engine wants one that it could step by
+    strides = [stride if size > 1 else width for size, stride in zip(array.shape, array.stride(), strict=True)]
+    if array.stride(-1) != 1 or array.data_ptr() % 16 or any(stride <= 0 or stride % 8 for stride in strides[:-1]):
+        array = array.clone(memory_format=torch.contiguous_format)
         strides = list(array.stride())
+    strides[-1] = 1
     block = [1, 1, rows, width]
     layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[array.dtype])
     return TensorDescriptor(array, [batch, heads, length, width], strides, block, layout)

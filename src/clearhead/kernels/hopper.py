@@ -298,7 +298,10 @@ def relative_to_scaled(rows, numbers, FORM: gl.constexpr):
     return scaled, total * gl.exp2(slip), (weighted + slip * total) * gl.exp2(slip) / LOG2E
 
 
-@gluon.jit(do_not_specialize=["queries", "keys", "group", "upper", "lower"])
+@gluon.jit(
+    do_not_specialize=["queries", "keys", "group", "upper", "lower"],
+    do_not_specialize_on_alignment=["peaks", "totals", "weighteds"],
+)
 def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, queries, keys, group, upper, lower,
            scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
     """Attention of one block of queries of one head."""
