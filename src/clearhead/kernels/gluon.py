@@ -29,6 +29,10 @@ class Cut:
     turns: bool = True
 
 
+# by head_dim, what 64k registers and 227 KB of shared memory hold
+CUTS = {64: Cut(consumers=3, registers=160), 128: Cut(), 256: Cut(columns=64)}
+
+
 @dataclass(frozen=True)
 class Form:
     """What is computed, as far as it changes the code."""
@@ -62,29 +66,31 @@ def forward(
 ) -> Done:
     """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
 
-    Query i sees the keys up to i + causal_offset, and of these the last window + 1 where a window is given. A row that
-    sees nothing has output 0, peak −inf and total 0.
+    Query i sees no key after i + causal_offset, and none before i + causal_offset − window. A row that sees nothing has
+    output 0, peak −inf and total 0.
     """
     batch, heads, queries, width = q.shape
-    keys = k.shape[2]
     upper = causal_offset or 0
-    if causal_offset is not None:
-        keys = min(keys, queries + upper)  # nobody sees the rest: it reads as zeros, whatever it holds
+    # keys that nobody sees are left out: they may hold anything
+    start = 0 if window is None else max(upper - window, 0)
+    stop = k.shape[2] if causal_offset is None else min(k.shape[2], queries + upper)
+    k, v, keys, upper = k[:, :, start:], v[:, :, start:], stop - start, upper - start
     output = torch.empty((batch, heads, queries, width), dtype=q.dtype, device=q.device)
     peak, total, weighted = torch.empty((3, batch, heads, queries), dtype=torch.float32, device=q.device)
     if keys <= 0 or not peak.numel():
         return Done(output.zero_(), peak.fill_(-math.inf), total.zero_(), weighted.zero_() if entropy else None)
-    cut = cut or preferred(width)
+    cut = cut or CUTS[width]
     form = Form(width, causal_offset is not None, window is not None, softcap is not None, entropy)
-    attend[(-(-queries // (cut.rows * cut.consumers)), heads, batch)](
-        described(q, queries, cut.rows),
-        described(k, keys, cut.columns),
-        described(v, keys, cut.columns),
-        described(output, queries, cut.rows),
-        peak, total, weighted, queries, keys, heads // k.shape[1], upper, upper - (window or 0),
-        scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
-        form, cut, num_warps=cut.rows // 16,
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+        attend[(-(-queries // (cut.rows * cut.consumers)), heads, batch)](
+            described(q, queries, cut.rows),
+            described(k, keys, cut.columns),
+            described(v, keys, cut.columns),
+            described(output, queries, cut.rows),
+            peak, total, weighted, queries, keys, heads // k.shape[1], upper, upper - (window or 0),
+            scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
+            form, cut, num_warps=cut.rows // 16,
+        )  # fmt: skip
     return Done(output, peak, total, weighted if entropy else None)
 
 
@@ -94,16 +100,11 @@ def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
         return "it is written for Hopper GPUs (compute capability 9.0)"
     if q.dtype not in DTYPES:
         return f"{q.dtype} is neither float16 nor bfloat16"
-    if q.shape[-1] not in (64, 128) or v.shape[-1] != q.shape[-1]:
-        return f"head_dim {q.shape[-1]} and value width {v.shape[-1]} are not both 64 or both 128"
+    if q.shape[-1] not in CUTS or v.shape[-1] != q.shape[-1]:
+        return f"head_dim {q.shape[-1]} and value width {v.shape[-1]} are not one of 64, 128 and 256, both the same"
     if not scale > 0:
         return f"scale {scale} is not above 0"
     return None
-
-
-def preferred(width: int) -> Cut:
-    """The cut that was fastest at this width."""
-    return Cut(consumers=3, registers=160) if width == 64 else Cut()
 
 
 def described(array: torch.Tensor, length: int, rows: int) -> Any:
