@@ -30,7 +30,11 @@ class Cut:
 
 
 # by head_dim, what 64k registers and 227 KB of shared memory hold
-CUTS = {64: Cut(consumers=3, registers=160), 128: Cut(), 256: Cut(columns=64)}
+CUTS = {
+    64: Cut(consumers=3, registers=160, overlap=False),
+    128: Cut(stages=3, turns=False),
+    256: Cut(columns=64),
+}
 
 
 @dataclass(frozen=True)
