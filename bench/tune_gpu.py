@@ -2,7 +2,7 @@
 
     python bench/tune_gpu.py [kernel …] [--widths 64 128] [--options plain] [--seconds N] [--keep]
 
-Kernels: forward by_key top keys queries decode. `--keep` leaves the findings in the file that the library reads.
+Kernels: forward listed by_key top keys queries decode. `--keep` leaves the findings in the file that the library reads.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def timed(kernel: str, width: int) -> Callable[[], object]:
         few = Call(problem(width, queries=1, keys=65536))
         return lambda: launch.forward(few)
     one = problem(width)
-    if kernel == "forward":
+    if kernel in ("forward", "listed"):
         call = Call(one)
         return lambda: launch.forward(call)
     if kernel in ("by_key", "top"):
@@ -99,14 +99,14 @@ def main() -> int:
     if not torch.cuda.is_available():
         sys.exit("tune: PyTorch has no CUDA device here")
     given.update(OPTIONS[options.options])
-    kernels = options.kernels or list(CANDIDATES)
+    kernels = options.kernels or [*CANDIDATES, *(["listed"] if "mask" in given else [])]
     share = options.seconds / (len(kernels) * len(options.widths))
     found: dict[tuple[str, str, int], Blocks] = {}
     for width, kernel in itertools.product(options.widths, kernels):
         end, times = time.time() + share, {}
         tuning.FIXED.clear()
         call = timed(kernel, width)
-        for candidate in CANDIDATES[kernel]:
+        for candidate in CANDIDATES[kernel if kernel != "listed" else "forward"]:
             if times and time.time() > end:
                 break
             tuning.FIXED[kernel] = Blocks(*candidate)

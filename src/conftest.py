@@ -4,4 +4,5 @@ from __future__ import annotations
 
 import importlib.util
 
-collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["clearhead/kernels/triton/*"]
+KERNELS = ["clearhead/kernels/triton/*", "clearhead/kernels/gluon*", "clearhead/kernels/hopper*"]
+collect_ignore_glob = [] if importlib.util.find_spec("triton") else KERNELS

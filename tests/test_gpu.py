@@ -166,7 +166,7 @@ def main() -> int:
     parser.add_argument("--precision", default="ieee", help="how the GPU kernels multiply float32: ieee or tf32x3")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--part", type=int, help="of the work, this share alone")
-    parser.add_argument("--only", default="", help="checks that have these words in their names")
+    parser.add_argument("--only", nargs="+", default=[""], help="checks that have one of these words in their names")
     given = parser.parse_args()
     if given.processes > 1 and given.part is None:
         shares = [subprocess.Popen([sys.executable, *sys.argv, "--part", str(part)]) for part in range(given.processes)]
@@ -177,7 +177,7 @@ def main() -> int:
     chosen = {
         name: (function, arguments)
         for name, (number, function, arguments) in work(list(given.kernels)).items()
-        if given.only in name and (given.part is None or number % given.processes == given.part)
+        if any(word in name for word in given.only) and (given.part is None or number % given.processes == given.part)
     }
     taken, failed, start = 0, 0, time.time()
     for name, (function, arguments) in chosen.items():

@@ -63,7 +63,14 @@ SOME = [
     for name in names
 ]
 # tiles smaller than every case, so that tiles are merged and edges are met
-SMALL = {"forward": (16, 16), "by_key": (16, 16), "top": (16, 16), "keys": (16, 16), "queries": (16, 16)}
+SMALL = {
+    "forward": (16, 16),
+    "listed": (16, 16),
+    "by_key": (16, 16),
+    "top": (16, 16),
+    "keys": (16, 16),
+    "queries": (16, 16),
+}
 
 
 @pytest.fixture(autouse=True)

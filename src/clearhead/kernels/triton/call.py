@@ -35,11 +35,11 @@ class Call:
         self.device = problem.q.device
         self.batch = math.prod(grid.batch)
         self.rows = self.batch * grid.heads
-        self.q, self.k, self.v = map(self.one_batch_axis, (problem.q, problem.k, problem.v))
+        self.q, self.k, self.v = (self.aligned(self.one_batch_axis(a)) for a in (problem.q, problem.k, problem.v))
         self.mask = spans.prepare(problem.mask, grid, self.device)
         raw = problem.softcap is None and not isinstance(problem.bias, Added) and problem.scale > SMALLEST
         kind, bias, strides, offset, centre = self.bias(problem.scale if raw else 1.0)
-        features, width = problem.q.shape[-1], problem.width
+        features, width = self.q.shape[-1], self.v.shape[-1]
         self.form = Form(
             features=features,
             padded=max(16, triton.next_power_of_2(features)),
@@ -71,6 +71,18 @@ class Call:
         if len(batch) != 1 or tensor.shape[:-3] != batch:
             tensor = tensor.expand(*batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
         return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+    def aligned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of half precision whose rows are fetched 16 bytes at a time; a copy, with zeros added, if need be.
+
+        Number by number would be slow; and of products of tiles fetched so, Triton 3.6 gives wrong ones on Hopper.
+        """
+        if tensor.element_size() != 2 or not tensor.numel():
+            return tensor
+        steps = [stride for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
+        if all(number % 16 == 0 for number in (tensor.shape[-1], tensor.data_ptr(), *steps)):
+            return tensor
+        return torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % 16)).contiguous()
 
     def describable(self) -> bool:
         """True where the copy engine can fetch keys and values: Hopper or later, and rows that start at 16 bytes."""

@@ -208,7 +208,7 @@ def score(product, scoring, rows, columns, head, batch, T, S, form: tl.constexpr
         if form.bias == ALIBI:
             # positions become floats before they meet: a conversion for each pair would cost as much as the exponential
             back = (rows + offset).to(tl.float32) - columns.to(tl.float32)
-            scores -= tl.load(scoring.bias + head) * tl.abs(back)
+            scores = tl.fma(-tl.load(scoring.bias + head), tl.abs(back), scores)
         else:
             inside = (rows < T) & (columns < S)
             place = head * scoring.bias_head + (rows + offset - columns) + scoring.centre

@@ -181,3 +181,19 @@ def forward(
     out += (here * form.width)[:, None] + columns[None, :]
     result = values * share[:, None]
     tl.store(out, result.to(out.dtype.element_ty), mask=inside[:, None] & (columns < form.width)[None, :])
+
+
+@triton.jit
+def finish_rows(peak_at, total_at, weighted_at, lse_at, entropy_at, count, ENTROPY: tl.constexpr, N: tl.constexpr):
+    """Log-sum-exp and entropy from Σ e^x and Σ x e^x of x = score − peak."""
+    at = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
+    inside = at < count
+    peak = tl.load(peak_at + at, mask=inside, other=0.0)
+    total = tl.load(total_at + at, mask=inside, other=1.0)
+    none = total == 0
+    divisor = tl.where(none, 1.0, total)
+    logarithm = tl.log2(divisor) * LN2
+    tl.store(lse_at + at, tl.where(none, float("-inf"), peak + logarithm), mask=inside)
+    if ENTROPY:
+        entropy = logarithm - tl.load(weighted_at + at, mask=inside, other=0.0) / divisor
+        tl.store(entropy_at + at, tl.where(none | (entropy < 0), 0.0, entropy), mask=inside)

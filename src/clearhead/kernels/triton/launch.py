@@ -12,6 +12,7 @@ import triton
 from clearhead.arrays import Array
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
+from clearhead.kernels.triton import hopper
 from clearhead.kernels.triton.backward import gradients_of_keys, gradients_of_queries, spread
 from clearhead.kernels.triton.call import Call
 from clearhead.kernels.triton.decode import merge_parts, split_keys
@@ -21,11 +22,15 @@ from clearhead.kernels.triton.tuning import Blocks
 from clearhead.observe import Observed
 from clearhead.problem import Problem
 
-Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+Found = tuple[Any, ...]  # tensors: output, lse, peak, total, and the largest score and entropy or None
 
 FEW = 64  # queries that share keys, below which they are one block and the keys are split
 PARTS = 128  # parts of the keys, at most
 TILES = 2  # of keys, at least, in a part
+
+# Sums are moved from one peak to the next by differences of rounded products. Fused into a multiply-add a product is
+# not rounded, and of two equal peaks of 10⁴ the difference would not be 0.
+EXACT = {"enable_fp_fusion": False}
 
 
 def run(problem: Problem) -> Ran:
@@ -36,7 +41,9 @@ def run(problem: Problem) -> Ran:
     if problem.want is not None and largest is not None and entropy is not None:
         found = {"max_score": call.shaped(largest), "entropy": call.shaped(entropy)}
         found |= look_again(call, problem.want, peak, total)
-    observed = Observed(output=call.shaped(output), lse=call.shaped(lse), kernel="triton", **found)
+    observed = Observed(
+        output=call.shaped(output[..., : problem.width].contiguous()), lse=call.shaped(lse), kernel="triton", **found
+    )
     return Ran(observed, call.shaped(peak), call.shaped(total))
 
 
@@ -44,13 +51,17 @@ def forward(call: Call) -> Found:
     """(output, lse, peak, total, largest score, entropy); the last two where something is to be observed."""
     grid = call.grid
     observing = call.problem.want is not None
+    few = grid.queries * call.form.group <= FEW
+    given = None if few or not call.rows else hopper.terms(call)
+    if given is not None:
+        return hopper.forward(call, given, observing)
     output = call.empty(grid.queries, call.form.width, dtype=call.q.dtype)
     lse, peak, total = (call.empty(grid.queries) for _ in range(3))
     largest, entropy = (call.empty(grid.queries) if observing else None for _ in range(2))
     found = (output, lse, peak, total, largest, entropy)
     if not call.rows or not grid.queries:
         return found
-    if grid.queries * call.form.group <= FEW:
+    if few:
         decode(call, found)
         return found
 
@@ -60,10 +71,11 @@ def forward(call: Call) -> Found:
             call.q.stride(), call.k.stride(), call.v.stride(), *call.described(blocks), call.mask.span,
             call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys,
             SINKS=call.sinks is not None, ENTROPY=observing, REVERSED=call.backwards,
-            BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
+            BM=blocks.rows, BN=blocks.columns, form=call.form,
+            num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
         )  # fmt: skip
 
-    call.fitted("forward", grid.queries, launch)
+    call.fitted("forward" if call.form.program is None else "listed", grid.queries, launch)
     return found
 
 
@@ -86,11 +98,11 @@ def decode(call: Call, found: Found) -> None:
             call.q, call.k, call.v, values, peaks, totals, weighted, call.q.stride(), call.k.stride(), call.v.stride(),
             call.mask.span, call.mask.arrays, call.scoring, grid.queries, grid.keys, per_split, splits,
             ENTROPY=observing, BM=blocks.rows, BN=blocks.columns, form=form,
-            num_warps=blocks.warps, num_stages=blocks.stages,
+            num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
         )  # fmt: skip
         merge_parts[(call.rows * grid.queries,)](
             values, peaks, totals, weighted, *found, call.sinks, call.scoring, grid.queries, splits,
-            SINKS=call.sinks is not None, ENTROPY=observing, SPLITS=triton.next_power_of_2(splits), form=form,
+            SINKS=call.sinks is not None, ENTROPY=observing, SPLITS=triton.next_power_of_2(splits), form=form, **EXACT,
         )  # fmt: skip
 
     call.fitted("decode", grid.queries * form.group, launch)
@@ -114,14 +126,15 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
     """dq, dk and dv shaped as q, k and v, sums over broadcast batch axes included; and dsinks."""
     call = Call(problem)
     grid, form = call.grid, call.form
-    dout = call.one_batch_axis(dout)
+    dout = call.aligned(call.one_batch_axis(dout))
+    output = call.aligned(output).contiguous()
     shift, inverse, taken = (call.empty(grid.queries) for _ in range(3))
-    dq = torch.empty((call.batch, *problem.q.shape[-3:]), dtype=call.q.dtype, device=call.device)
-    dk = torch.empty((call.batch, *problem.k.shape[-3:]), dtype=call.k.dtype, device=call.device)
-    dv = torch.empty((call.batch, *problem.v.shape[-3:]), dtype=call.v.dtype, device=call.device)
+    dq = torch.empty_like(call.q, memory_format=torch.contiguous_format)
+    dk = torch.empty_like(call.k, memory_format=torch.contiguous_format)
+    dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     if call.rows and grid.queries:
         spread[(triton.cdiv(grid.queries, 64) * call.rows,)](
-            dout, output.contiguous(), peak.contiguous(), total.contiguous(), shift, inverse, taken,
+            dout, output, peak.contiguous(), total.contiguous(), shift, inverse, taken,
             dout.stride(), grid.queries, BM=64, form=form,
         )  # fmt: skip
     rows = (shift, inverse, taken)
@@ -150,7 +163,7 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
         by_row = torch.exp2(call.sinks.repeat(call.batch)[:, None] * math.log2(math.e) - shift) * inverse
         dsinks = -(by_row * taken).sum(-1).view(call.batch, grid.heads).sum(0)
     shaped = [
-        summed(gradient.view(*grid.batch, *like.shape[-3:]), like)
+        summed(gradient[..., : like.shape[-1]].reshape(*grid.batch, *like.shape[-3:]), like)
         for gradient, like in zip((dq, dk, dv), (problem.q, problem.k, problem.v), strict=True)
     ]
     return Gradients(shaped[0], shaped[1], shaped[2], None, dsinks)

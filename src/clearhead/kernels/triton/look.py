@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import triton
 
-from clearhead.kernels.triton import spans
+from clearhead.kernels.triton import hopper, spans
 from clearhead.kernels.triton.call import Call
 from clearhead.kernels.triton.device import Lists
 from clearhead.kernels.triton.observe import by_key, pool, rows_of_weights, top_keys
@@ -33,7 +33,7 @@ def look_again(call: Call, want: Want, peak: torch.Tensor, total: torch.Tensor) 
         return found
     shift, inverse = denominators(peak, total)
     if want.received is not None or want.map is not None:
-        found |= received_and_map(call, want, shift, inverse)
+        found |= hopper.received_and_map(call, want, peak, total) or received_and_map(call, want, shift, inverse)
     if want.top is not None:
         found["top"] = top(call, want.top, shift, inverse)
     if want.weights:

@@ -25,25 +25,32 @@ class Blocks(NamedTuple):
 # (kernel, "half" or "float", features up to) → blocks; a kernel that is not named for a width uses the next above it
 HOPPER: dict[tuple[str, str, int], Blocks] = {
     ("forward", "half", 64): Blocks(128, 128, 8, 3),
-    ("forward", "half", 128): Blocks(128, 128, 8, 2),
+    ("forward", "half", 128): Blocks(128, 128, 8, 3),
     ("forward", "half", 256): Blocks(128, 64, 8, 2),
     ("forward", "float", 64): Blocks(64, 32, 4, 2),
     ("forward", "float", 128): Blocks(32, 32, 4, 2),
     ("forward", "float", 256): Blocks(32, 32, 8, 1),
+    ("listed", "half", 64): Blocks(128, 64, 4, 3),
+    ("listed", "half", 128): Blocks(128, 64, 4, 2),
+    ("listed", "half", 256): Blocks(128, 64, 8, 2),
+    ("listed", "float", 64): Blocks(64, 32, 4, 2),
+    ("listed", "float", 128): Blocks(32, 32, 4, 2),
+    ("listed", "float", 256): Blocks(32, 32, 8, 1),
     ("by_key", "half", 128): Blocks(64, 128, 8, 3),
     ("by_key", "half", 256): Blocks(64, 128, 8, 2),
     ("by_key", "float", 256): Blocks(32, 64, 4, 1),
     ("top", "half", 256): Blocks(64, 128, 4, 2),
     ("top", "float", 256): Blocks(32, 64, 4, 1),
-    ("keys", "half", 128): Blocks(64, 128, 8, 2),
+    ("keys", "half", 128): Blocks(64, 64, 4, 2),
     ("keys", "half", 256): Blocks(32, 64, 8, 1),
     ("keys", "float", 64): Blocks(32, 32, 4, 1),
     ("keys", "float", 256): Blocks(16, 32, 4, 1),
-    ("queries", "half", 128): Blocks(128, 64, 8, 2),
+    ("queries", "half", 64): Blocks(64, 32, 4, 3),
+    ("queries", "half", 128): Blocks(128, 64, 8, 3),
     ("queries", "half", 256): Blocks(64, 32, 8, 1),
     ("queries", "float", 64): Blocks(32, 32, 4, 1),
     ("queries", "float", 256): Blocks(32, 16, 4, 1),
-    ("decode", "half", 128): Blocks(16, 64, 4, 3),
+    ("decode", "half", 128): Blocks(16, 128, 4, 2),
     ("decode", "half", 256): Blocks(16, 64, 4, 2),
     ("decode", "float", 256): Blocks(16, 32, 4, 1),
 }
@@ -53,11 +60,15 @@ AMPERE: dict[tuple[str, str, int], Blocks] = HOPPER | {
     ("forward", "half", 64): Blocks(128, 64, 4, 3),
     ("forward", "half", 128): Blocks(128, 32, 4, 3),
     ("forward", "half", 256): Blocks(64, 32, 4, 2),
+    ("listed", "half", 64): Blocks(128, 64, 4, 3),
+    ("listed", "half", 128): Blocks(128, 32, 4, 3),
+    ("listed", "half", 256): Blocks(64, 32, 4, 2),
     ("by_key", "half", 128): Blocks(32, 64, 4, 2),
     ("by_key", "half", 256): Blocks(32, 64, 4, 1),
     ("top", "half", 256): Blocks(32, 64, 4, 1),
     ("keys", "half", 128): Blocks(32, 64, 4, 2),
     ("keys", "half", 256): Blocks(16, 64, 4, 1),
+    ("queries", "half", 64): Blocks(64, 32, 4, 2),
     ("queries", "half", 128): Blocks(64, 32, 4, 2),
     ("queries", "half", 256): Blocks(32, 32, 4, 1),
 }
@@ -72,6 +83,9 @@ PRECISION = "ieee"
 
 # whether full tiles of keys and values are fetched by the copy engine where it can
 DESCRIBED = True
+
+# whether Hopper's own kernels are used where they take a problem
+GLUON = True
 
 
 def blocks(kernel: str, key: tuple[str, int, int], size: int, capability: tuple[int, int], device: str) -> Blocks:

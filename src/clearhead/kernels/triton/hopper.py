@@ -1,0 +1,93 @@
+"""Problems that Hopper's own kernels take (`gluon.py`, `gluon_observe.py`), put to them in their words."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from clearhead.kernels.triton import tuning
+from clearhead.kernels.triton.call import Call, machine
+from clearhead.kernels.triton.forward import finish_rows
+from clearhead.kernels.triton.spans import FAR
+from clearhead.observe import Want
+
+MOST = 2**28  # numbers of a map that is not yet pooled, at most
+
+
+class Terms(NamedTuple):
+    """Query i sees no key after i + causal_offset, none before i + causal_offset − window, none from `keys` on."""
+
+    keys: int
+    causal_offset: int | None
+    window: int | None
+
+
+def terms(call: Call) -> Terms | None:
+    """A problem in the terms of those kernels; None where they do not take it."""
+    problem, form, span = call.problem, call.form, call.mask.span
+    if not tuning.GLUON or call.device.type != "cuda" or machine(call.device)[0][0] != 9 or not available():
+        return None
+    if form.program is not None or form.span_by_row or problem.bias is not None or problem.dropout is not None:
+        return None
+    if call.sinks is not None or (span.low > -FAR and span.high >= FAR):
+        return None
+    from clearhead.kernels import gluon
+
+    if gluon.refuses(call.q, call.k, call.v, problem.scale) is not None:
+        return None
+    upper = None if span.high >= FAR else span.high
+    return Terms(span.limit, upper, None if upper is None or span.low <= -FAR else upper - span.low)
+
+
+@cache
+def available() -> bool:
+    """True where this Triton has what the kernels are written in."""
+    try:
+        from clearhead.kernels import gluon_observe
+    except ImportError:
+        return False
+    return gluon_observe is not None
+
+
+def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
+    """(output, lse, peak, total, largest score, entropy), as `launch.forward` gives them."""
+    from clearhead.kernels import gluon
+
+    done = gluon.forward(
+        call.q, call.k[:, :, : given.keys], call.v[:, :, : given.keys], call.problem.scale,
+        causal_offset=given.causal_offset, window=given.window, softcap=call.problem.softcap, entropy=entropy,
+    )  # fmt: skip
+    queries = call.grid.queries
+    peak, total = (a.reshape(call.rows, queries) for a in (done.peak, done.total))
+    lse = call.empty(queries)
+    spread = call.empty(queries) if entropy else None
+    finish_rows[(triton.cdiv(lse.numel(), 1024),)](
+        peak, total, done.weighted, lse, spread, lse.numel(), ENTROPY=entropy, N=1024
+    )
+    output = done.output.reshape(call.rows, queries, call.form.width)
+    return output, lse, peak, total, peak.clone() if entropy else None, spread
+
+
+def received_and_map(call: Call, want: Want, peak: torch.Tensor, total: torch.Tensor) -> dict[str, Any] | None:
+    """What keys received and the map, as `look.received_and_map` gives them; None where those kernels do not."""
+    given = terms(call)
+    if given is None or given.keys != call.grid.keys or not call.grid.keys or not peak.numel():
+        return None
+    if want.map is not None and call.rows * min(want.map[0], call.grid.queries) * call.grid.keys > MOST:
+        return None
+    from clearhead.kernels import gluon_observe
+
+    shape = (call.batch, call.grid.heads, call.grid.queries)
+    received, pooled = gluon_observe.received_and_map(
+        call.q, call.k, peak.view(shape), total.view(shape), call.problem.scale, given.causal_offset, given.window,
+        call.problem.softcap, received=want.received, map=want.map,
+    )  # fmt: skip
+    found: dict[str, Any] = {}
+    if received is not None:
+        found["received"] = received.reshape(*call.grid.batch, *received.shape[1:])
+    if pooled is not None:
+        found["map"] = type(pooled)(*(a.reshape(*call.grid.batch, *a.shape[1:]) for a in pooled))
+    return found
