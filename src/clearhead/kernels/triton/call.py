@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -18,7 +17,7 @@ from clearhead.dropout import mix
 from clearhead.kernels.triton import device, spans, tuning
 from clearhead.kernels.triton.device import Form, Lists, Scoring
 from clearhead.kernels.triton.spans import four_axes, upload
-from clearhead.kernels.triton.tuning import Blocks
+from clearhead.kernels.triton.tuning import Blocks, power_of_2
 from clearhead.positions import Added, Alibi, Relative
 from clearhead.problem import Problem
 
@@ -42,9 +41,9 @@ class Call:
         features, width = self.q.shape[-1], self.v.shape[-1]
         self.form = Form(
             features=features,
-            padded=max(16, triton.next_power_of_2(features)),
+            padded=max(16, power_of_2(features)),
             width=width,
-            padded_width=max(16, triton.next_power_of_2(width)),
+            padded_width=max(16, power_of_2(width)),
             group=problem.group,
             heads=grid.heads,
             raw=raw,
@@ -100,7 +99,7 @@ class Call:
     def form_width(tensor: torch.Tensor) -> bool:
         """True where the features of a tensor are a power of two that a tile has."""
         features = tensor.shape[-1]
-        return 16 <= features <= 256 and features == triton.next_power_of_2(features)
+        return 16 <= features <= 256 and features == power_of_2(features)
 
     def described(self, blocks: Blocks) -> tuple[Any, Any]:
         """Descriptors of keys and values, in tiles of these blocks; where there are none, anything."""

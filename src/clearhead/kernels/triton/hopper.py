@@ -6,12 +6,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from clearhead.kernels.triton import tuning
 from clearhead.kernels.triton.call import Call, machine
 from clearhead.kernels.triton.forward import finish_rows
 from clearhead.kernels.triton.spans import FAR
+from clearhead.kernels.triton.tuning import cdiv
 from clearhead.observe import Want
 
 MOST = 2**28  # numbers of a map that is not yet pooled, at most
@@ -64,7 +64,7 @@ def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
     peak, total = (a.reshape(call.rows, queries) for a in (done.peak, done.total))
     lse = call.empty(queries)
     spread = call.empty(queries) if entropy else None
-    finish_rows[(triton.cdiv(lse.numel(), 1024),)](
+    finish_rows[(cdiv(lse.numel(), 1024),)](
         peak, total, done.weighted, lse, spread, lse.numel(), ENTROPY=entropy, N=1024
     )
     output = done.output.reshape(call.rows, queries, call.form.width)

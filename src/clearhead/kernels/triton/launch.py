@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import triton
 
 from clearhead.arrays import Array
 from clearhead.formula import Gradients
@@ -18,7 +17,7 @@ from clearhead.kernels.triton.call import Call
 from clearhead.kernels.triton.decode import merge_parts, split_keys
 from clearhead.kernels.triton.forward import forward as forward_kernel
 from clearhead.kernels.triton.look import look_again
-from clearhead.kernels.triton.tuning import Blocks
+from clearhead.kernels.triton.tuning import Blocks, cdiv, power_of_2
 from clearhead.observe import Observed
 from clearhead.problem import Problem
 
@@ -37,13 +36,13 @@ def run(problem: Problem) -> Ran:
     """Output and log-sum-exp, and what is wanted."""
     call = Call(problem)
     output, lse, peak, total, largest, entropy = forward(call)
+    if call.form.width != problem.width:
+        output = output[..., : problem.width].contiguous()
     found: dict[str, Any] = {"max_score": None, "entropy": None}
     if problem.want is not None and largest is not None and entropy is not None:
         found = {"max_score": call.shaped(largest), "entropy": call.shaped(entropy)}
         found |= look_again(call, problem.want, peak, total)
-    observed = Observed(
-        output=call.shaped(output[..., : problem.width].contiguous()), lse=call.shaped(lse), kernel="triton", **found
-    )
+    observed = Observed(output=call.shaped(output), lse=call.shaped(lse), kernel="triton", **found)
     return Ran(observed, call.shaped(peak), call.shaped(total))
 
 
@@ -56,7 +55,7 @@ def forward(call: Call) -> Found:
     if given is not None:
         return hopper.forward(call, given, observing)
     output = call.empty(grid.queries, call.form.width, dtype=call.q.dtype)
-    lse, peak, total = (call.empty(grid.queries) for _ in range(3))
+    lse, peak, total = torch.empty((3, call.rows, grid.queries), device=call.device).unbind(0)
     largest, entropy = (call.empty(grid.queries) if observing else None for _ in range(2))
     found = (output, lse, peak, total, largest, entropy)
     if not call.rows or not grid.queries:
@@ -66,7 +65,7 @@ def forward(call: Call) -> Found:
         return found
 
     def launch(blocks: Blocks) -> None:
-        forward_kernel[(triton.cdiv(grid.queries, blocks.rows) * call.rows,)](
+        forward_kernel[(cdiv(grid.queries, blocks.rows) * call.rows,)](
             call.q, call.k, call.v, *found, call.sinks,
             call.q.stride(), call.k.stride(), call.v.stride(), *call.described(blocks), call.mask.span,
             call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys,
@@ -92,7 +91,7 @@ def decode(call: Call, found: Found) -> None:
         numbers = call.batch * call.problem.key_heads
         splits, per_split = split(max(keys, 1), blocks.columns, numbers, processors(call.device))
         values = call.empty(grid.queries, splits, form.padded_width)
-        peaks, totals = (call.empty(grid.queries, splits) for _ in range(2))
+        peaks, totals = torch.empty((2, call.rows, grid.queries, splits), device=call.device).unbind(0)
         weighted = call.empty(grid.queries, splits) if observing else None
         split_keys[(numbers * splits,)](
             call.q, call.k, call.v, values, peaks, totals, weighted, call.q.stride(), call.k.stride(), call.v.stride(),
@@ -102,7 +101,7 @@ def decode(call: Call, found: Found) -> None:
         )  # fmt: skip
         merge_parts[(call.rows * grid.queries,)](
             values, peaks, totals, weighted, *found, call.sinks, call.scoring, grid.queries, splits,
-            SINKS=call.sinks is not None, ENTROPY=observing, SPLITS=triton.next_power_of_2(splits), form=form, **EXACT,
+            SINKS=call.sinks is not None, ENTROPY=observing, SPLITS=power_of_2(splits), form=form, **EXACT,
         )  # fmt: skip
 
     call.fitted("decode", grid.queries * form.group, launch)
@@ -110,10 +109,10 @@ def decode(call: Call, found: Found) -> None:
 
 def split(keys: int, tile: int, numbers: int, processors: int) -> tuple[int, int]:
     """How many parts the keys are split into, and how many keys each has: enough to keep every processor busy."""
-    tiles = triton.cdiv(keys, tile)
-    wanted = max(1, min(PARTS, triton.cdiv(4 * processors, numbers), triton.cdiv(tiles, TILES)))
-    each = triton.cdiv(tiles, wanted)
-    return triton.cdiv(tiles, each), each * tile
+    tiles = cdiv(keys, tile)
+    wanted = max(1, min(PARTS, cdiv(4 * processors, numbers), cdiv(tiles, TILES)))
+    each = cdiv(tiles, wanted)
+    return cdiv(tiles, each), each * tile
 
 
 @cache
@@ -133,7 +132,7 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
     dk = torch.empty_like(call.k, memory_format=torch.contiguous_format)
     dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     if call.rows and grid.queries:
-        spread[(triton.cdiv(grid.queries, 64) * call.rows,)](
+        spread[(cdiv(grid.queries, 64) * call.rows,)](
             dout, output, peak.contiguous(), total.contiguous(), shift, inverse, taken,
             dout.stride(), grid.queries, BM=64, form=form,
         )  # fmt: skip
@@ -141,14 +140,14 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
     strides = (call.q.stride(), call.k.stride(), call.v.stride(), dout.stride())
 
     def by_keys(blocks: Blocks) -> None:
-        gradients_of_keys[(triton.cdiv(grid.keys, blocks.columns) * call.batch * problem.key_heads,)](
+        gradients_of_keys[(cdiv(grid.keys, blocks.columns) * call.batch * problem.key_heads,)](
             call.q, call.k, call.v, dout, *rows, dk, dv, *strides, call.mask.span, call.lists(blocks, turned=True),
             call.mask.arrays, call.scoring, grid.queries, grid.keys,
             BM=blocks.rows, BN=blocks.columns, form=form, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
     def by_queries(blocks: Blocks) -> None:
-        gradients_of_queries[(triton.cdiv(grid.queries, blocks.rows) * call.rows,)](
+        gradients_of_queries[(cdiv(grid.queries, blocks.rows) * call.rows,)](
             call.q, call.k, call.v, dout, *rows, dq, *strides, call.mask.span, call.lists(blocks),
             call.mask.arrays, call.scoring, grid.queries, grid.keys, REVERSED=call.backwards,
             BM=blocks.rows, BN=blocks.columns, form=form, num_warps=blocks.warps, num_stages=blocks.stages,

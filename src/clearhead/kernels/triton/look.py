@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 
 from clearhead.kernels.triton import hopper, spans
 from clearhead.kernels.triton.call import Call
 from clearhead.kernels.triton.device import Lists
 from clearhead.kernels.triton.observe import by_key, pool, rows_of_weights, top_keys
-from clearhead.kernels.triton.tuning import Blocks
+from clearhead.kernels.triton.tuning import Blocks, cdiv, power_of_2
 from clearhead.observe import Map, Rows, Top, Want
 
 STRIPS = 2**26  # numbers of a map that is not yet pooled, at most, held at once
@@ -56,11 +55,11 @@ def received_and_map(call: Call, want: Want, shift: torch.Tensor, inverse: torch
     nothing = call.mask.span.rows
 
     def launch(blocks: Blocks) -> None:
-        across = triton.cdiv(grid.keys, blocks.columns)
+        across = cdiv(grid.keys, blocks.columns)
         pooled = grid.keys % (cells * blocks.columns) == 0
         units = across if pooled else grid.keys
         at_once = max(1, STRIPS // (bins * units)) if want.map else call.rows
-        each = triton.cdiv(triton.cdiv(grid.queries, bins), blocks.rows)
+        each = cdiv(cdiv(grid.queries, bins), blocks.rows)
         states, listed = observed_states(call, blocks)
         for first in range(0, call.rows, at_once):
             some = min(at_once, call.rows - first)
@@ -107,10 +106,10 @@ def top(call: Call, count: int, shift: torch.Tensor, inverse: torch.Tensor) -> T
     indices = call.empty(grid.queries, count, dtype=torch.int32)
 
     def launch(blocks: Blocks) -> None:
-        top_keys[(triton.cdiv(grid.queries, blocks.rows) * call.rows,)](
+        top_keys[(cdiv(grid.queries, blocks.rows) * call.rows,)](
             call.q, call.k, shift, inverse, weights, indices, call.q.stride(), call.k.stride(), call.mask.span,
             call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys, count,
-            K=max(2, triton.next_power_of_2(count)), REVERSED=call.backwards,
+            K=max(2, power_of_2(count)), REVERSED=call.backwards,
             BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
@@ -140,7 +139,7 @@ def rows(call: Call, chosen: np.ndarray, shift: torch.Tensor, inverse: torch.Ten
     grid = call.grid
     weights = call.empty(len(chosen), grid.keys)
     blocks = Blocks(16 if len(chosen) <= 16 else 64, 64, 4, 1)
-    programs = triton.cdiv(len(chosen), blocks.rows) * triton.cdiv(grid.keys, blocks.columns) * call.rows
+    programs = cdiv(len(chosen), blocks.rows) * cdiv(grid.keys, blocks.columns) * call.rows
     if programs:
         rows_of_weights[(programs,)](
             call.q, call.k, shift, inverse, spans.upload(chosen.astype(np.int32), call.device), weights,

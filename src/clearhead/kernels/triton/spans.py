@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 
 from clearhead.arrays import Array, to_numpy
 from clearhead.grid import Grid, by_batch
 from clearhead.kernels.triton import device
 from clearhead.kernels.triton.device import Lists, Span
 from clearhead.kernels.triton.tiles import tile_states
+from clearhead.kernels.triton.tuning import cdiv
 from clearhead.mask import Both, Either, Mask, Not, Where
 from clearhead.masks import Band, Before, Documents, GlobalTokens, RandomBlocks
 
@@ -200,7 +200,7 @@ def state_map(prepared: Prepared, grid: Grid, rows: int, columns: int) -> torch.
     if key not in prepared.lists:
         batch = math.prod(grid.batch) if prepared.by_batch else 1
         heads = grid.heads if prepared.by_head else 1
-        down, across = triton.cdiv(grid.queries, rows), triton.cdiv(grid.keys, columns)
+        down, across = cdiv(grid.queries, rows), cdiv(grid.keys, columns)
         states = torch.empty((batch, heads, down, across), dtype=torch.uint8, device=prepared.span.rows.device)
         if states.numel():
             tile_states[(across, down, batch * heads)](
