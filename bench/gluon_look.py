@@ -20,11 +20,11 @@ from collections.abc import Callable
 from typing import Any
 
 CUTS: dict[str, dict[str, Any]] = {
-    "4 consumers": {},
-    "3 consumers": {"consumers": 3, "registers": 160},
+    "3 consumers": {},
+    "3 consumers, 4 stages": {"stages": 4},
+    "3 consumers, 64 columns": {"columns": 64, "stages": 4},
     "2 consumers": {"consumers": 2, "registers": 240},
-    "2 consumers, 256 columns": {"consumers": 2, "registers": 240, "columns": 256, "stages": 2},
-    "3 consumers, 64 columns": {"consumers": 3, "registers": 160, "columns": 64, "stages": 4},
+    "4 consumers": {"consumers": 4, "registers": 112},
 }
 
 # batch, heads, heads of keys, queries, keys, causal offset, window, softcap, scale of the scores, received, map
@@ -158,7 +158,7 @@ def check(name: str, part: str) -> list[str]:
     return problems
 
 
-PARTS = [(name, "bfloat16") for name in CUTS] + [("4 consumers", part) for part in ("preferred", "D=64", "D=256")]
+PARTS = [(name, "bfloat16") for name in CUTS] + [("3 consumers", part) for part in ("preferred", "D=64", "D=256")]
 
 
 def compiled() -> list[str]:
@@ -218,6 +218,19 @@ def time_all(names: list[str]) -> None:
             report("preferred", column, lambda: look(*options, received=n, map=(64, 64)))
             report("preferred, received only", column, lambda: look(*options, received=n))
             report("preferred, top", column, lambda: look(*options, received=n, map=(64, 64), top=8))
+            if n == 16384 and width == 128:
+                kernels_of(column, lambda: look(*options, received=n, map=(64, 64), top=8))
+
+
+def kernels_of(column: str, call: Callable[[], Any]) -> None:
+    """Print how long each kernel of a call took."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    took = {event.key: event.device_time_total / 1e3 for event in profile.key_averages()}
+    print(column, {name[:40]: round(ms, 3) for name, ms in took.items() if ms > 0.004}, flush=True)
 
 
 def spawn(*arguments: str) -> subprocess.Popen[str]:

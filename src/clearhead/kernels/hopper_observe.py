@@ -183,7 +183,13 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     begin, low, high, end = tiles
     keys, upper, lower = bounds
     key = first + INDEX * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    sees = (key - upper, key - lower)
+    start = gl.full([ROWS], -(2**30), gl.int32, gl.SliceLayout(1, LAYOUT))
+    if FORM.value.upper:
+        start = key - upper
+    sees = (gl.where(key < keys, start, 2**30), key - lower)  # nobody sees what is not a key
+    if FORM.value.top and first + ROWS * CUT.value.consumers > keys:
+        low = end
+        high = end
     nothing = gl.sum(in_thread(gl.full([ROWS, N], 0.0, gl.float32, LAYOUT)), 1)
     bin = begin // bins[2]
     state = (nothing, nothing, nothing + float("-inf"), bin, (bin + 1) * bins[2] - begin)

@@ -22,28 +22,41 @@ def offering() -> tuple[str, str]:
     """Assembly and constraints for 16 weights of a thread: 2 keys, 8 apart, of 4 pairs of queries, 8 apart.
 
     One comparison for each weight, and one branch that is seldom taken: what Gluon says about whole tiles of all
-    warps cannot be said about one thread. The operands are 16 each of: result (none), weight, level, key, query,
-    address of the counters, address of the lists.
+    warps cannot be said about one thread. What lies behind the branch is short, a loop over the bits of a mask:
+    written out for each weight it filled the instruction cache and took three times as long as all the rest. The
+    operands are 16 each of: result (none), weight, level, key, query, address of the counters, address of the lists.
     """
     result, weight, level, key, query, counters, lists = ([f"${16 * i + j}" for j in range(16)] for i in range(7))
-    lines = ["{", ".reg .pred some, here;", ".reg .b32 row, slot;", ".reg .b64 at;"]
-    lines.append(f"setp.ge.f32 some, {weight[0]}, {level[0]};")
+    lines = ["{", ".reg .pred some, one, two, four, eight;", ".reg .b32 mask, bit, place, row, slot, what, picked<16>;"]
+    lines += [".reg .b64 at;", f"setp.ge.f32 some, {weight[0]}, {level[0]};"]
     lines += [f"setp.ge.or.f32 some, {weight[i]}, {level[i]}, some;" for i in range(1, 16)]
-    lines.append("@!some bra DONE;")
+    lines += ["@!some bra DONE;", "mov.b32 mask, 0;"]
     for i in range(16):
-        lines += [
-            f"setp.ge.f32 here, {weight[i]}, {level[i]};",
-            f"@!here bra NEXT{i};",
-            f"add.s32 row, {query[0]}, {i % 2 + 8 * (i // 4)};",
-            f"mad.wide.s32 at, row, 4, {counters[0]};",
-            "atom.global.add.u32 slot, [at], 1;",
-            f"setp.lt.u32 here, slot, {HELD};",
-            f"mad.wide.s32 at, row, {8 * HELD}, {lists[0]};",
-            "mad.wide.u32 at, slot, 8, at;",
-            f"@here st.global.v2.b32 [at], {{{weight[i]}, {key[i]}}};",
-            f"NEXT{i}:",
-        ]
-    lines += ["DONE:"] + [f"mov.b32 {place}, 0;" for place in result] + ["}"]
+        lines += [f"setp.ge.f32 some, {weight[i]}, {level[i]};", f"@some or.b32 mask, mask, {1 << i};"]
+    lines += ["AGAIN:", "bfind.u32 place, mask;", "mov.b32 bit, 1;", "shl.b32 bit, bit, place;", "xor.b32 mask, mask, bit;"]
+    for name, value in (("one", 1), ("two", 2), ("four", 4), ("eight", 8)):
+        lines += [f"and.b32 what, place, {value};", f"setp.ne.u32 {name}, what, 0;"]
+    lines += [f"selp.b32 picked{i}, {weight[i + 8]}, {weight[i]}, eight;" for i in range(8)]
+    for name, half in (("four", 4), ("two", 2), ("one", 1)):
+        lines += [f"selp.b32 picked{i}, picked{i + half}, picked{i}, {name};" for i in range(half)]
+    lines += [
+        "and.b32 what, place, 12;",
+        "shl.b32 what, what, 1;",
+        "and.b32 place, place, 1;",
+        "add.s32 row, what, place;",
+        f"add.s32 row, row, {query[0]};",
+        f"selp.b32 what, {key[2]}, {key[0]}, two;",
+        f"mad.wide.s32 at, row, 4, {counters[0]};",
+        "atom.global.add.u32 slot, [at], 1;",
+        f"setp.lt.u32 some, slot, {HELD};",
+        f"mad.wide.s32 at, row, {8 * HELD}, {lists[0]};",
+        "mad.wide.u32 at, slot, 8, at;",
+        "@some st.global.v2.b32 [at], {picked0, what};",
+        "setp.ne.u32 some, mask, 0;",
+        "@some bra AGAIN;",
+        "DONE:",
+    ]
+    lines += [f"mov.b32 {place}, 0;" for place in result] + ["}"]
     kinds = ["=r"] * 16 + ["f"] * 32 + ["r"] * 32 + ["l"] * 32
     return "\n".join(lines), ",".join(kinds)
 
