@@ -20,13 +20,11 @@ from collections.abc import Callable
 from typing import Any
 
 CUTS: dict[str, dict[str, Any]] = {
-    "4 consumers": {},
-    "4 consumers, 2 stages": {"stages": 2},
-    "3 consumers": {"consumers": 3, "registers": 160},
+    "3 consumers": {},
+    "3 consumers, 4 stages": {"stages": 4},
+    "3 consumers, 64 columns": {"columns": 64, "stages": 4},
     "2 consumers": {"consumers": 2, "registers": 240},
-    "2 consumers, 256 columns": {"consumers": 2, "registers": 240, "columns": 256, "stages": 2},
-    "3 consumers, 64 columns": {"consumers": 3, "registers": 160, "columns": 64, "stages": 4},
-    "4 consumers, 64 columns": {"columns": 64, "stages": 4},
+    "4 consumers": {"consumers": 4, "registers": 112},
 }
 
 # batch, heads, heads of keys, queries, keys, causal offset, window, softcap, scale of the scores, received, map
@@ -43,6 +41,7 @@ CASES = (
     (1, 2, 1, 900, 1100, 200, 130, None, 1, True, (5, 6)),
     (1, 2, 2, 700, 500, 0, 5, None, 1, 33, None),
     (1, 2, 2, 300, 515, 215, None, 5.0, 4, True, (3, 3)),
+    (1, 2, 1, 300, 400, 0, None, None, 0, True, (4, 4)),
 )
 
 
@@ -82,13 +81,16 @@ def wrong(case: tuple[Any, ...], width: int, dtype: Any, cut: Any, seed: int) ->
     import torch
 
     from clearhead.kernels.gluon import forward
-    from clearhead.kernels.gluon_observe import received_and_map
+    from clearhead.kernels.gluon_observe import look
 
     batch, heads, kv_heads, queries, keys, offset, window, softcap, size, received, map = case
+    top = 8 if cut is None or cut.consumers < 4 else 0
     make = torch.Generator("cuda").manual_seed(seed)
     draw = lambda h, n: torch.randn((batch, n, h, width), generator=make, device="cuda").to(dtype).transpose(1, 2)  # noqa: E731
     q, k = draw(heads, queries), draw(kv_heads, keys)
-    scale = size / math.sqrt(width)
+    scale = (size or 1) / math.sqrt(width)
+    if not size:  # all weights the same: more candidates than a list holds
+        q.zero_()
     if offset is not None:  # keys that nobody sees may hold anything; the reference must not
         for hidden in (slice(max(queries + offset, 0), None), slice(0, max(offset - window, 0) if window else 0)):
             k[:, :, hidden] = 0
@@ -98,10 +100,10 @@ def wrong(case: tuple[Any, ...], width: int, dtype: Any, cut: Any, seed: int) ->
         for hidden in (slice(max(queries + offset, 0), None), slice(0, max(offset - window, 0) if window else 0)):
             k[:, :, hidden] = math.nan
     torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN
-    done = forward(q, k, k, scale, offset, window, softcap)
+    done = forward(q, k, k, scale, offset, window, softcap, top=top)
     count = queries if received is True else received
-    options = (q, k, done.peak, done.total, scale, offset, window, softcap, count, map, cut)
-    runs = [received_and_map(*options) for _ in range(3)]
+    options = (q, k, done, scale, offset, window, softcap, count, map, top, cut)
+    runs = [look(*options) for _ in range(3)]
     torch.use_deterministic_algorithms(False)
     torch.cuda.synchronize()
     tell = {"received": (runs[0][0], right[..., -count:, :].sum(-2), plain[..., -count:, :].sum(-2))}
@@ -112,6 +114,21 @@ def wrong(case: tuple[Any, ...], width: int, dtype: Any, cut: Any, seed: int) ->
             return "maps of several runs differ"
     if any(not torch.equal(runs[0][0], run[0]) for run in runs[1:]):
         return "runs differ"
+    if top:
+        indices, weights = runs[0][2]
+        some = min(top, keys)
+        missing = (0, top - some)
+        one, other = (torch.nn.functional.pad(x.topk(some, -1).values, missing) for x in (right, plain))
+        tell["top"] = (weights, one, other)
+        if not torch.equal(indices < 0, weights == 0):
+            return "top: indices where there is no weight, or none where there is"
+        named = torch.nn.functional.pad(right, (0, 1)).gather(-1, indices.where(indices >= 0, keys))
+        tell["weights of the keys named in top"] = (weights, named, other)
+        ordered = indices.where(indices >= 0, -1 - torch.arange(top, device="cuda")).sort(-1).values
+        if (ordered.diff(dim=-1) == 0).any() or (weights.diff(dim=-1) > 0).any():
+            return "top: the same key twice, or weights that ascend"
+        if any(not torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0][2], run[2], strict=True)):
+            return "top differs from run to run"
     for what, (mine, one, other) in tell.items():
         if mine.shape != one.shape:
             return f"{what} has shape {tuple(mine.shape)}, not {tuple(one.shape)}"
@@ -131,17 +148,17 @@ def check(name: str, part: str) -> list[str]:
     from clearhead.kernels.gluon_observe import LookCut
 
     problems = []
-    for width in {"widths": (64, 256)}.get(part, (128,)):
+    for width in {"D=64": (64,), "D=256": (256,)}.get(part, (128,)):
         cut = LookCut(**CUTS[name]) if part == "bfloat16" else None
-        for number, case in enumerate(CASES):
-            dtype = torch.float16 if part == "widths" else torch.bfloat16
+        for number, case in enumerate(CASES[:3] + CASES[8:9] if part == "bfloat16" else CASES):
+            dtype = torch.float16 if width != 128 else torch.bfloat16
             found = wrong(case, width, dtype, cut, seed=number + width)
             if found:
                 problems.append(f"D={width} {case}: {found}")
     return problems
 
 
-PARTS = [(name, "bfloat16") for name in CUTS] + [("4 consumers", "widths"), ("4 consumers", "preferred")]
+PARTS = [(name, "bfloat16") for name in CUTS] + [("3 consumers", part) for part in ("preferred", "D=64", "D=256")]
 
 
 def compiled() -> list[str]:
@@ -168,7 +185,7 @@ def time_all(names: list[str]) -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from clearhead.kernels.gluon import forward
-    from clearhead.kernels.gluon_observe import LookCut, received_and_map
+    from clearhead.kernels.gluon_observe import LookCut, look
 
     def report(name: str, column: str, call: Callable[[], Any]) -> None:
         try:
@@ -181,20 +198,39 @@ def time_all(names: list[str]) -> None:
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     for _ in range(2):
-        for batch, n, width, offset in ((1, 16384, 128, None), (1, 16384, 128, 0), (1, 16384, 64, None), (2, 4096, 128, 0)):
+        for batch, n, width, offset in ((1, 16384, 128, None), (1, 16384, 128, 0), (1, 16384, 64, 0), (2, 4096, 128, 0)):
             q, k, v = (torch.randn((batch, 16, n, width), device="cuda", dtype=torch.bfloat16) for _ in range(3))
             column = f"{n} D={width}" + ("" if offset is None else " causal")
             scale = width**-0.5
             report("cuDNN's forward", column, lambda: cudnn(q, k, v, offset is not None))
             report("forward", column, lambda: forward(q, k, v, scale, offset))
             report("forward, entropy", column, lambda: forward(q, k, v, scale, offset, entropy=True))
-            done = forward(q, k, v, scale, offset)
-            options = (q, k, done.peak, done.total, scale, offset)
+            report("forward, entropy, top", column, lambda: forward(q, k, v, scale, offset, entropy=True, top=8))
+            done = forward(q, k, v, scale, offset, top=8)
+            options = (q, k, done, scale, offset)
             for name in names:
                 cut = LookCut(**CUTS[name])
-                report(name, column, lambda: received_and_map(*options, received=n, map=(64, 64), cut=cut))
-            report("preferred", column, lambda: received_and_map(*options, received=n, map=(64, 64)))
-            report("preferred, received only", column, lambda: received_and_map(*options, received=n))
+                report(name, column, lambda: look(*options, received=n, map=(64, 64), cut=cut))
+            for name in names:
+                if "4" not in name:
+                    cut = LookCut(**CUTS[name])
+                    report(name + ", top", column, lambda: look(*options, received=n, map=(64, 64), top=8, cut=cut))
+            report("preferred", column, lambda: look(*options, received=n, map=(64, 64)))
+            report("preferred, received only", column, lambda: look(*options, received=n))
+            report("preferred, top", column, lambda: look(*options, received=n, map=(64, 64), top=8))
+            if n == 16384 and width == 128:
+                kernels_of(column, lambda: look(*options, received=n, map=(64, 64), top=8))
+
+
+def kernels_of(column: str, call: Callable[[], Any]) -> None:
+    """Print how long each kernel of a call took."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    took = {event.key: event.device_time_total / 1e3 for event in profile.key_averages()}
+    print(column, {name[:40]: round(ms, 3) for name, ms in took.items() if ms > 0.004}, flush=True)
 
 
 def spawn(*arguments: str) -> subprocess.Popen[str]:

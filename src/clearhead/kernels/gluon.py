@@ -46,6 +46,8 @@ class Form:
     lower: bool  # query i sees no key before i + lower
     softcap: bool
     entropy: bool
+    top: int = 0
+    groups: int = 16
 
 
 class Done(NamedTuple):
@@ -55,6 +57,7 @@ class Done(NamedTuple):
     peak: torch.Tensor
     total: torch.Tensor
     weighted: torch.Tensor | None
+    level: torch.Tensor | None = None  # a score (before scale, after softcap) that at least `top` keys reach
 
 
 def forward(
@@ -66,6 +69,7 @@ def forward(
     window: int | None = None,
     softcap: float | None = None,
     entropy: bool = False,
+    top: int = 0,
     cut: Cut | None = None,
 ) -> Done:
     """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
@@ -80,22 +84,23 @@ def forward(
     stop = k.shape[2] if causal_offset is None else min(k.shape[2], queries + upper)
     k, v, keys, upper = k[:, :, start:], v[:, :, start:], stop - start, upper - start
     output = torch.empty((batch, heads, queries, width), dtype=q.dtype, device=q.device)
-    peak, total, weighted = torch.empty((3, batch, heads, queries), dtype=torch.float32, device=q.device)
+    peak, total, weighted, level = torch.empty((4, batch, heads, queries), dtype=torch.float32, device=q.device)
     if keys <= 0 or not peak.numel():
-        return Done(output.zero_(), peak.fill_(-math.inf), total.zero_(), weighted.zero_() if entropy else None)
+        level = level.fill_(-math.inf) if top else None
+        return Done(output.zero_(), peak.fill_(-math.inf), total.zero_(), weighted.zero_() if entropy else None, level)
     cut = cut or CUTS[width]
-    form = Form(width, causal_offset is not None, window is not None, softcap is not None, entropy)
+    form = Form(width, causal_offset is not None, window is not None, softcap is not None, entropy, top, 16 if top <= 8 else 32)
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
         attend[(-(-queries // (cut.rows * cut.consumers)), heads, batch)](
             described(q, queries, cut.rows),
             described(k, keys, cut.columns),
             described(v, keys, cut.columns),
             described(output, queries, cut.rows),
-            peak, total, weighted, queries, keys, heads // k.shape[1], upper, upper - (window or 0),
+            peak, total, weighted, level, queries, keys, heads // k.shape[1], upper, upper - (window or 0),
             scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
             form, cut, num_warps=cut.rows // 16,
         )  # fmt: skip
-    return Done(output, peak, total, weighted if entropy else None)
+    return Done(output, peak, total, weighted if entropy else None, level if top else None)
 
 
 def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from clearhead.grid import bins as bins_of
-from clearhead.kernels.gluon import described
+from clearhead.kernels.gluon import Done, described
 from clearhead.kernels.hopper_observe import by_key, lay_out
-from clearhead.observe import Map
+from clearhead.kernels.hopper_top import HELD, choose, search
+from clearhead.observe import Map, Top
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,9 @@ class LookCut:
 
     columns: int = 128
     stages: int = 3
-    consumers: int = 4
+    consumers: int = 3
     rows: int = 64
-    registers: int = 112
+    registers: int = 160
 
 
 @dataclass(frozen=True)
@@ -38,62 +40,106 @@ class Look:
     received: bool
     map: bool
     pooled: bool  # the keys of a warp are in one cell of the map
-    top: int = 0
+    top: bool
+    even: bool  # all bins have the same number of queries
 
 
-def received_and_map(
+class Found(NamedTuple):
+    """What was wanted: (B, H, S); (B, H, rows, columns) twice; (B, H, T, top) twice."""
+
+    received: torch.Tensor | None = None
+    map: Map | None = None
+    top: Top | None = None
+
+
+def look(
     q: torch.Tensor,
     k: torch.Tensor,
-    peak: torch.Tensor,
-    total: torch.Tensor,
+    done: Done,
     scale: float,
     causal_offset: int | None = None,
     window: int | None = None,
     softcap: float | None = None,
     received: int | None = None,
     map: tuple[int, int] | None = None,
+    top: int = 0,
     cut: LookCut | None = None,
-) -> tuple[torch.Tensor | None, Map | None]:
-    """What each key received of the last `received` queries (B, H, S), and the weights pooled into (rows, columns).
+) -> Found:
+    """What each key received of the last `received` queries, the weights pooled, the `top` largest of each query.
 
-    q (B, H, T, D) and k (B, Hk, S, D) as `gluon.forward` takes them; a weight is e^(score − peak) / total.
+    q (B, H, T, D), k (B, Hk, S, D) and the rest as `gluon.forward` took them; `done` is what it gave, with the same
+    `top`. Everything comes from one product of all queries with all keys, or two where `received` counts but some.
     """
-    if received is not None and map is not None and received < q.shape[2]:
-        options = (q, k, peak, total, scale, causal_offset, window, softcap)
-        found, _ = received_and_map(*options, received=received, cut=cut)
-        return found, received_and_map(*options, map=map, cut=cut)[1]
     batch, heads, queries, width = q.shape
+    if received is not None and received < queries and (map or top):
+        options = (q, k, done, scale, causal_offset, window, softcap)
+        alone = look(*options, received=received, cut=cut)
+        return look(*options, map=map, top=top, cut=cut)._replace(received=alone.received)
     keys = k.shape[2]
+    new = partial(torch.empty, dtype=torch.float32, device=q.device)
     count, cells = (min(map[0], queries), min(map[1], keys)) if map else (1, 1)
-    got = torch.empty((batch, heads, keys), dtype=torch.float32, device=q.device) if received is not None else None
+    got = new((batch, heads, keys)) if received is not None else None
     if not q.shape[:3].numel() or not keys:
-        nothing = torch.zeros((batch, heads, count, cells), dtype=torch.float32, device=q.device)
-        return None if got is None else got.zero_(), Map(nothing, nothing.clone()) if map else None
-    cut = cut or (LookCut(64, 3, 2, 64, 240) if width == 256 else LookCut(64 if -(-queries // count) <= 64 else 128))
+        return Found(
+            None if got is None else got.zero_(),
+            Map(*(new((batch, heads, count, cells)).zero_() for _ in range(2))) if map else None,
+            Top(torch.full((batch, heads, queries, top), -1, device=q.device), new((batch, heads, queries, top)).zero_())
+            if top
+            else None,
+        )
+    cut = cut or preferred(width, -(-queries // count), bool(top))
     each = -(-(-(-queries // count)) // cut.columns)
     pooled = bool(map) and keys % (cells * 16) == 0
-    units = keys // 16 if pooled else keys
-    shape = (batch, heads, count, units) if map else (0,)
-    sums, tops = (torch.zeros(shape, dtype=torch.float32, device=q.device) for _ in range(2))
-    shifts = torch.empty(batch * heads * count * each * cut.columns, dtype=torch.float32, device=q.device)
+    sums, tops = new((2, batch, heads, count, keys // 16 if pooled else keys) if map else (2, 0)).zero_()
+    shifts = new(batch * heads * count * each * cut.columns * (2 if top else 1))
+    counts = torch.zeros((batch, heads, queries) if top else 0, dtype=torch.int32, device=q.device)
+    found = torch.empty((batch, heads, queries, HELD) if top else 0, dtype=torch.int64, device=q.device)
     upper = causal_offset or 0
+    lower = upper - (window or 0)
+    factor = (scale if softcap is None else 1.0) * math.log2(math.e)
     form = Look(
-        width, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map), pooled
-    )
+        width, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map), pooled,
+        bool(top), queries % count == 0,
+    )  # fmt: skip
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
-        skipped = queries - (queries if received is None else received)
         lay_out[(count * each, batch * heads)](
-            peak.contiguous(), total.contiguous(), shifts, queries, skipped, count, each, cut.columns, num_warps=1
-        )
-        by_key[(-(-keys // (cut.rows * cut.consumers)), heads, batch)](
-            described(q, queries, cut.columns),
-            described(k, keys, cut.rows),
-            numbers(shifts, cut.columns),
-            sums if got is None else got, sums, tops, queries, keys, heads // k.shape[1], upper, upper - (window or 0),
-            count, each, scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
-            form, cut, num_warps=cut.rows // 16,
+            done.peak, done.total, done.level if top else done.peak, shifts,
+            queries, queries - (queries if received is None else received), count, each, queries // count,
+            scale if softcap is None else 1.0, factor, cut.columns, form.even, form.top, num_warps=1,
         )  # fmt: skip
-    return got, pool(sums, tops, queries, keys, cells) if map else None
+        by_key[(-(-keys // (cut.rows * cut.consumers)), heads, batch)](
+            described(q, queries, cut.columns), described(k, keys, cut.rows), numbers(shifts, cut.columns),
+            sums if got is None else got, sums, tops, counts, found, queries, keys, heads // k.shape[1], upper, lower,
+            count, each, queries // count, scale, softcap or 1.0, factor, form, cut, num_warps=cut.rows // 16,
+        )  # fmt: skip
+        best = None
+        if top:
+            best = Top(
+                torch.empty((batch, heads, queries, top), dtype=torch.int64, device=q.device),
+                new((batch, heads, queries, top)),
+            )
+            choose[(-(-batch * heads * queries // 128),)](
+                counts, found, best.weights, best.indices, batch * heads * queries, top, num_warps=4
+            )
+            if q.stride(-1) != 1 or k.stride(-1) != 1:
+                q, k = q.contiguous(), k.contiguous()
+            search[(-(-queries // 64), heads, batch)](
+                q, k, counts, done.peak, done.total, best.weights, best.indices, *q.stride()[:3], *k.stride()[:3],
+                queries, keys, heads // k.shape[1], upper, lower, scale, softcap or 1.0, factor,
+                TOP=top, K=max(2, 1 << (top - 1).bit_length()), WIDTH=width, UPPER=form.upper, LOWER=form.lower,
+                SOFTCAP=form.softcap, HELD=HELD, BM=64, BN=64, num_warps=4, num_stages=1,
+            )  # fmt: skip
+    return Found(got, pool(sums, tops, queries, keys, cells) if map else None, best)
+
+
+def preferred(width: int, bin: int, top: bool) -> LookCut:
+    """The cut for a head_dim, the number of queries in a bin of the map, and whether the largest are wanted.
+
+    Measured on an H200. A query waits for its list in memory: more tiles ahead give the others something to do.
+    """
+    if width == 256:
+        return LookCut(64, 3, 2, 64, 240)
+    return LookCut(64 if bin <= 64 else 128, 4 if top else 3)
 
 
 def numbers(array: torch.Tensor, columns: int) -> Any:
@@ -116,8 +162,8 @@ def pool(sums: torch.Tensor, tops: torch.Tensor, queries: int, keys: int, cells:
         inside = place < torch.tensor([part.stop for part in across], device=sums.device)[:, None]
         place = torch.where(inside, place, 0)
         total, largest = (torch.where(inside, x[..., place], 0.0) for x in (sums, tops))
-    rows = torch.tensor([len(part) for part in bins_of(queries, count)], device=sums.device, dtype=torch.float32)
-    columns = torch.tensor([len(part) for part in bins_of(keys, cells)], device=sums.device, dtype=torch.float32)
     if queries % count == 0 and keys % cells == 0:
         return Map(total.sum(-1) / ((queries // count) * (keys // cells)), largest.amax(-1))
+    rows = torch.tensor([len(part) for part in bins_of(queries, count)], device=sums.device, dtype=torch.float32)
+    columns = torch.tensor([len(part) for part in bins_of(keys, cells)], device=sums.device, dtype=torch.float32)
     return Map(total.sum(-1) / (rows[:, None] * columns), largest.amax(-1))

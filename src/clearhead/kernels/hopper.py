@@ -134,8 +134,11 @@ def rounded_product(x, y):
 
 @gluon.jit
 def soften(scores, tile, rows, numbers, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
-    """p for a tile of scores; what the sums so far shrink by; and of each row the peak, c·peak, Σ p and Σ p log2 p."""
-    peak, shift, total, weighted = rows
+    """p for a tile of scores; what the sums so far shrink by; and of each row the peak, c·peak, Σ p and Σ p log2 p.
+
+    With `top`, also the largest score of each of a few groups of keys, key modulo their number.
+    """
+    peak, shift, total, weighted, best = rows
     scale, softcap, factor = numbers
     start, stop = sees
     if FORM.value.softcap:
@@ -146,7 +149,11 @@ def soften(scores, tile, rows, numbers, sees, MASKED: gl.constexpr, FORM: gl.con
         if FORM.value.lower:
             seen = seen & (column[None, :] >= (start - tile * CUT.value.columns)[:, None])
         scores = gl.where(seen, scores, float("-inf"))
-    new_peak = gl.maximum(peak, gl.max(scores, 1))
+    if FORM.value.top:
+        best = gl.maximum(best, largest_by_group(scores, FORM))
+        new_peak = gl.convert_layout(gl.max(best, 1), peak.type.layout, assert_trivial=True)
+    else:
+        new_peak = gl.maximum(peak, gl.max(scores, 1))
     new_shift = rounded_product(new_peak, factor)
     finite = new_shift
     if MASKED:
@@ -161,7 +168,25 @@ def soften(scores, tile, rows, numbers, sees, MASKED: gl.constexpr, FORM: gl.con
         moved = gl.where(peak == float("-inf"), 0.0, shift - finite)
         weighted = (weighted + moved * total) * shrink + gl.sum(terms, 1)
     total = total * shrink + gl.sum(p, 1)
-    return p, shrink, (new_peak, new_shift, total, weighted)
+    return p, shrink, (new_peak, new_shift, total, weighted, best)
+
+
+@gluon.jit
+def largest_by_group(scores, FORM: gl.constexpr):
+    """The largest score of each row among the keys of each group: (rows, groups), without a word between threads."""
+    rows: gl.constexpr = scores.shape[0]
+    columns: gl.constexpr = scores.shape[1]
+    return gl.max(gl.reshape(scores, [rows, columns // FORM.value.groups, FORM.value.groups]), 1)
+
+
+@gluon.jit
+def level_of(best, FORM: gl.constexpr):
+    """A score that at least `top` keys of each row reach, and hardly more: −inf where there are fewer groups."""
+    level = gl.max(best, 1)
+    for _ in gl.static_range(FORM.value.top - 1):
+        best = gl.where(best == level[:, None], float("-inf"), best)
+        level = gl.max(best, 1)
+    return level
 
 
 @gluon.jit
@@ -243,7 +268,10 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     sees = (start, stop)
     nothing = gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, SCORES))
     lowest = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-    rows = (lowest, lowest, nothing, nothing)
+    best = lowest
+    if FORM.value.top:
+        best = largest_by_group(gl.full([ROWS, CUT.value.columns], float("-inf"), gl.float32, SCORES), FORM)
+    rows = (lowest, lowest, nothing, nothing, best)
     sums = gl.full([ROWS, FORM.value.width], 0.0, gl.float32, SUMS)
 
     buffer = q_block.index(INDEX)
@@ -282,13 +310,16 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     gl.store(outputs[1] + place, total, row < queries)
     if FORM.value.entropy:
         gl.store(outputs[2] + place, weighted, row < queries)
+    if FORM.value.top:
+        level = gl.convert_layout(level_of(rows[4], FORM), gl.SliceLayout(1, SCORES), assert_trivial=True)
+        gl.store(outputs[3] + place, level, row < queries)
     tma.store_wait(0)
 
 
 @gluon.jit
 def relative_to_scaled(rows, numbers, FORM: gl.constexpr):
     """The peak times scale, and for it Σ e^x and Σ x e^x: p was relative to c·peak as rounded, a little off."""
-    peak, shift, total, weighted = rows
+    peak, shift, total, weighted, _ = rows
     scale, _, factor = numbers
     if FORM.value.softcap:
         scale = 1.0
@@ -300,9 +331,9 @@ def relative_to_scaled(rows, numbers, FORM: gl.constexpr):
 
 @gluon.jit(
     do_not_specialize=["queries", "keys", "group", "upper", "lower"],
-    do_not_specialize_on_alignment=["peaks", "totals", "weighteds"],
+    do_not_specialize_on_alignment=["peaks", "totals", "weighteds", "levels"],
 )
-def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, queries, keys, group, upper, lower,
+def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, queries, keys, group, upper, lower,
            scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
     """Attention of one block of queries of one head."""
     ROWS: gl.constexpr = CUT.value.rows
@@ -332,7 +363,7 @@ def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, queries, ke
     numbers = (scale, softcap, factor)
     walk = (k_rows, v_rows, place, tiles)
     bounds = (queries, keys, upper, lower)
-    work = (o_rows, (peaks, totals, weighteds), walk, (first, head), bounds, numbers, q_block, q_full,
+    work = (o_rows, (peaks, totals, weighteds, levels), walk, (first, head), bounds, numbers, q_block, q_full,
             (k_ring, v_ring), turns)  # fmt: skip
     load = (k_rows, v_rows, place, tiles, k_ring, v_ring)
     if not CUT.value.specialised:

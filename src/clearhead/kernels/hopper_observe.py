@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from clearhead.kernels.hopper import capped
+from clearhead.kernels.hopper_top import offer
 
 LOG2E = gl.constexpr(math.log2(math.e))
 PRODUCER_REGISTERS = gl.constexpr(24)
@@ -38,7 +39,7 @@ PRODUCER_REGISTERS = gl.constexpr(24)
 @gluon.jit
 def tile_of_row(row, bins, N: gl.constexpr):
     """The tile that holds a query."""
-    queries, count, each = bins
+    queries, count, each, _, _ = bins
     bin = (row.to(gl.int64) * count // queries).to(gl.int32)
     return bin * each + (row - first_of_bin(bin, bins)) // N
 
@@ -46,8 +47,11 @@ def tile_of_row(row, bins, N: gl.constexpr):
 @gluon.jit
 def first_of_bin(bin, bins):
     """The first query of a bin."""
-    queries, count, _ = bins
-    return ((bin.to(gl.int64) * queries + count - 1) // count).to(gl.int32)
+    queries, count, _, size, even = bins
+    first = bin * size
+    if not even:
+        first = ((bin.to(gl.int64) * queries + count - 1) // count).to(gl.int32)
+    return first
 
 
 @gluon.jit
@@ -60,7 +64,7 @@ def first_of_tile(tile, bins, N: gl.constexpr):
 @gluon.jit
 def tiles_seen(first, rows: gl.constexpr, bins, upper, lower, FORM: gl.constexpr, N: gl.constexpr):
     """The tiles [begin, end) hold the queries that see some key of a block; those in [low, high) see all of it."""
-    queries, count, each = bins
+    queries, count, each, _, _ = bins
     begin = 0
     end = count * each
     low = 0
@@ -119,14 +123,6 @@ def times_queries(k, ring, step, CUT: gl.constexpr):
 
 
 @gluon.jit
-def numbers_of(ring, step, PART: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
-    """The shifts (part 0) or thresholds (part 1) of the tile of this step, one for each column."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
-    PARTS: gl.constexpr = 2 if FORM.value.top else 1
-    return ring[1].index(step % CUT.value.stages * PARTS + PART).load(gl.SliceLayout(0, layout))
-
-
-@gluon.jit
 def in_thread(x):
     """Columns that one thread holds along the middle axis: (rows, columns / 8, 8)."""
     rows: gl.constexpr = x.shape[0]
@@ -135,9 +131,8 @@ def in_thread(x):
 
 
 @gluon.jit
-def weigh(scores, shift, first, sees, state, numbers, MASKED: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
-    """Add the weights of a tile to what its keys received; the largest exponents are kept for the map."""
-    received, sums, tops = state
+def exponents(scores, shift, first, sees, numbers, MASKED: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
+    """log2 of the weights of a tile."""
     scale, softcap, factor = numbers
     start, stop = sees
     if FORM.value.softcap:
@@ -145,20 +140,17 @@ def weigh(scores, shift, first, sees, state, numbers, MASKED: gl.constexpr, FORM
     exponent = scores * factor - shift[None, :]
     if MASKED:
         column = gl.arange(0, CUT.value.columns, gl.SliceLayout(0, scores.type.layout))[None, :]
-        seen = column >= (start - first)[:, None]
+        seen = (column >= (start - first)[:, None]) & (shift < float("inf"))[None, :]  # a hidden key may hold NaN
         if FORM.value.lower:
             seen = seen & (column <= (stop - first)[:, None])
         exponent = gl.where(seen, exponent, float("-inf"))
-    sums += gl.sum(in_thread(gl.exp2(exponent)), 1)
-    if FORM.value.map:
-        tops = gl.maximum(tops, gl.max(in_thread(exponent), 1))
-    return received, sums, tops
+    return exponent
 
 
 @gluon.jit
-def end_bin(state, bin, outputs, key, keys, number, bins, FORM: gl.constexpr, CUT: gl.constexpr):
+def end_bin(state, outputs, key, keys, number, bins, FORM: gl.constexpr, CUT: gl.constexpr):
     """A bin of queries is done: its sums and largest weights go to the strip, and the sums to what was received."""
-    received, sums, tops = state
+    received, sums, tops, bin, _ = state
     if FORM.value.map:
         unit = key
         units = keys
@@ -177,7 +169,8 @@ def end_bin(state, bin, outputs, key, keys, number, bins, FORM: gl.constexpr, CU
         gl.store(outputs[2] + place, gl.convert_layout(top, sum.type.layout), unit < units)
     if FORM.value.received:
         received += sums
-    return received, sums * 0.0, tops * 0.0 + float("-inf")
+    nothing = gl.full(sums.shape, 0.0, gl.float32, sums.type.layout)
+    return received, nothing, nothing + float("-inf"), bin + 1, bins[2]
 
 
 @gluon.jit
@@ -190,9 +183,16 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     begin, low, high, end = tiles
     keys, upper, lower = bounds
     key = first + INDEX * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    sees = (key - upper, key - lower)
+    start = gl.full([ROWS], -(2**30), gl.int32, gl.SliceLayout(1, LAYOUT))
+    if FORM.value.upper:
+        start = key - upper
+    sees = (gl.where(key < keys, start, 2**30), key - lower)  # nobody sees what is not a key
+    if FORM.value.top and first + ROWS * CUT.value.consumers > keys:
+        low = end
+        high = end
     nothing = gl.sum(in_thread(gl.full([ROWS, N], 0.0, gl.float32, LAYOUT)), 1)
-    state = (nothing, nothing, nothing + float("-inf"))
+    bin = begin // bins[2]
+    state = (nothing, nothing, nothing + float("-inf"), bin, (bin + 1) * bins[2] - begin)
     k = k_block.index(INDEX).reshape([ROWS, FORM.value.width])
     mbarrier.wait(k_full, 0)
     for tile in range(begin, low):
@@ -202,10 +202,10 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     if FORM.value.lower:
         for tile in range(high, end):
             state = advance(tile, state, work, k, key, sees, True, FORM, CUT)
-    if FORM.value.map and begin < end and end % bins[2] != 0:
-        state = end_bin(state, (end - 1) // bins[2], outputs, key, keys, number, bins, FORM, CUT)
+    if FORM.value.map and begin < end and state[4] < bins[2]:
+        state = end_bin(state, outputs, key, keys, number, bins, FORM, CUT)
     if FORM.value.received:
-        received, sums, _ = state
+        received, sums, _, _, _ = state
         total = gl.sum(received + sums, 1)
         place = gl.convert_layout(key, total.type.layout)
         gl.store(outputs[0] + number.to(gl.int64) * keys + place, total, place < keys)
@@ -217,25 +217,32 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     outputs, _, number, tiles, bins, bounds, numbers, _, _, ring = work
     step = tile - tiles[0]
     scores = times_queries(k, ring, step, CUT)
-    shift = numbers_of(ring, step, 0, FORM, CUT)
+    slot = step % CUT.value.stages
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
+    PARTS: gl.constexpr = 2 if FORM.value.top else 1
+    shift = ring[1].index(slot * PARTS).load(gl.SliceLayout(0, layout))
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    mbarrier.arrive(ring[3].index(step % CUT.value.stages), count=1)
-    first = 0
-    if MASKED:
-        first = first_of_tile(tile, bins, CUT.value.columns)
-    state = weigh(scores, shift, first, sees, state, numbers, MASKED, FORM, CUT)
+    received, sums, tops, bin, left = state
+    first = first_of_bin(bin, bins) + (bins[2] - left) * CUT.value.columns
+    exponent = exponents(scores, shift, first, sees, numbers, MASKED, FORM, CUT)
+    if FORM.value.top:
+        levels = ring[1].index(slot * PARTS + 1)
+        offer(exponent, levels, key, first, outputs[3], outputs[4], number.to(gl.int64) * bins[0])
+    mbarrier.arrive(ring[3].index(slot), count=1)
+    sums += gl.sum(in_thread(gl.exp2(exponent)), 1)
     if FORM.value.map:
-        bin = (tile + 1) // bins[2]
-        if bin * bins[2] == tile + 1:
-            state = end_bin(state, bin - 1, outputs, key, bounds[0], number, bins, FORM, CUT)
+        tops = gl.maximum(tops, gl.max(in_thread(exponent), 1))
+    state = (received, sums, tops, bin, left - 1)
+    if left == 1:
+        state = end_bin(state, outputs, key, bounds[0], number, bins, FORM, CUT)
     return state
 
 
 @gluon.jit(
-    do_not_specialize=["queries", "keys", "group", "upper", "lower", "count", "each"],
-    do_not_specialize_on_alignment=["received", "sums", "tops"],
+    do_not_specialize=["queries", "keys", "group", "upper", "lower", "count", "each", "size"],
+    do_not_specialize_on_alignment=["received", "sums", "tops", "counts", "found"],
 )
-def by_key(q_rows, k_rows, shifts, received, sums, tops, queries, keys, group, upper, lower, count, each,
+def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, queries, keys, group, upper, lower, count, each, size,
            scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
     """What a block of keys of one head received: of all queries, and of each of `count` bins of them."""
     ROWS: gl.constexpr = CUT.value.rows
@@ -247,7 +254,7 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, queries, keys, group, u
     head = gl.program_id(1)
     batch = gl.program_id(2)
     number = batch * gl.num_programs(1) + head
-    bins = (queries, count, each)
+    bins = (queries, count, each, size, FORM.value.even)
     tiles = tiles_seen(first, ROWS * CONSUMERS, bins, upper, lower, FORM, N)
 
     k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, FORM.value.width], k_rows.layout)
@@ -267,7 +274,7 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, queries, keys, group, u
         rows = first + index * ROWS
         tma.async_copy_global_to_shared(k_rows, [batch, head // group, rows, 0], k_full, k_block.index(index))
 
-    work = ((received, sums, tops), first, number, tiles, bins, (keys, upper, lower), (scale, softcap, factor),
+    work = ((received, sums, tops, counts, found), first, number, tiles, bins, (keys, upper, lower), (scale, softcap, factor),
             k_block, k_full, ring)  # fmt: skip
     load = (q_rows, shifts, (batch, head, number), tiles, bins, ring)
     WARPS: gl.constexpr = ROWS // 16
@@ -291,20 +298,36 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, queries, keys, group, u
         )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["queries", "skipped", "count", "each"], do_not_specialize_on_alignment=["peaks", "totals"])
-def lay_out(peaks, totals, shifts, queries, skipped, count, each, N: gl.constexpr):
-    """The shifts of one tile of queries, +inf where there is no query, or one that sees nothing or is skipped."""
+@gluon.jit(
+    do_not_specialize=["queries", "skipped", "count", "each", "size"],
+    do_not_specialize_on_alignment=["peaks", "totals", "levels"],
+)
+def lay_out(peaks, totals, levels, shifts, queries, skipped, count, each, size, scale, factor,
+            N: gl.constexpr, EVEN: gl.constexpr, TOP: gl.constexpr):  # fmt: skip
+    """The shifts of one tile of queries, and the exponents from which keys may be among the largest.
+
+    A shift is +inf where there is no query, or one that sees nothing or is skipped. `peaks` are peaks times scale.
+    """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    bins = (queries, count, each)
+    PARTS: gl.constexpr = 2 if TOP else 1
+    bins = (queries, count, each, size, EVEN)
     tile = gl.program_id(0)
     number = gl.program_id(1)
-    bin = tile // each
-    stop = first_of_bin(bin + 1, bins)
+    stop = first_of_bin(tile // each + 1, bins)
     column = gl.arange(0, N, layout)
     row = first_of_tile(tile, bins, N) + column
     place = number.to(gl.int64) * queries + row
     inside = (row < stop) & (row >= skipped)
     peak = gl.load(peaks + place, inside, 0.0)
     total = gl.load(totals + place, inside, 0.0)
-    shift = gl.where(total > 0, peak * LOG2E + gl.log2(total), float("inf"))
-    gl.store(shifts + (number * count * each + tile).to(gl.int64) * N + column, shift)
+    # relative to c as rounded: c·score − c·peak has to cancel, however large both are
+    ratio = factor.to(gl.float64) / scale.to(gl.float64)
+    shift = (peak.to(gl.float64) * ratio + gl.log2(total).to(gl.float64)).to(gl.float32)
+    shift = gl.where(total > 0, shift, float("inf"))
+    entry = (number * count * each + tile).to(gl.int64) * PARTS * N + column
+    gl.store(shifts + entry, shift)
+    if TOP:
+        level = gl.load(levels + place, inside, 0.0) * factor
+        slack = 2**-12 + gl.abs(level) * 2**-18  # keys times queries may round otherwise than queries times keys
+        level = gl.where(total > 0, gl.maximum(level - shift - slack, -3e38), float("inf"))
+        gl.store(shifts + entry + N, level)
