@@ -61,6 +61,7 @@ class Call:
         self.scoring = Scoring(
             problem.scale, factor, problem.softcap or 1.0, bias, *strides, offset, centre, rescale, threshold, seed
         )
+        self.done: Any = None  # what Hopper's own forward gave, for its second look
         self.sinks = None if problem.sinks is None else problem.sinks.detach().to(self.device, torch.float32)
 
     def one_batch_axis(self, tensor: Array) -> torch.Tensor:

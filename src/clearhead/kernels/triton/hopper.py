@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch
-
 from clearhead.kernels.triton import tuning
 from clearhead.kernels.triton.call import Call, machine
 from clearhead.kernels.triton.forward import finish_rows
@@ -15,6 +13,7 @@ from clearhead.kernels.triton.tuning import cdiv
 from clearhead.observe import Want
 
 MOST = 2**28  # numbers of a map that is not yet pooled, at most
+MOST_TOP = 16
 
 
 class Terms(NamedTuple):
@@ -56,9 +55,11 @@ def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
     """(output, lse, peak, total, largest score, entropy), as `launch.forward` gives them."""
     from clearhead.kernels import gluon
 
-    done = gluon.forward(
+    want = call.problem.want
+    call.done = done = gluon.forward(
         call.q, call.k[:, :, : given.keys], call.v[:, :, : given.keys], call.problem.scale,
         causal_offset=given.causal_offset, window=given.window, softcap=call.problem.softcap, entropy=entropy,
+        top=few_top(want),
     )  # fmt: skip
     queries = call.grid.queries
     peak, total = (a.reshape(call.rows, queries) for a in (done.peak, done.total))
@@ -71,23 +72,31 @@ def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
     return output, lse, peak, total, peak.clone() if entropy else None, spread
 
 
-def received_and_map(call: Call, want: Want, peak: torch.Tensor, total: torch.Tensor) -> dict[str, Any] | None:
-    """What keys received and the map, as `look.received_and_map` gives them; None where those kernels do not."""
+def few_top(want: Want | None) -> int:
+    """How many of the largest weights those kernels are asked for."""
+    return want.top if want is not None and want.top is not None and want.top <= MOST_TOP else 0
+
+
+def look_again(call: Call, want: Want) -> dict[str, Any]:
+    """What those kernels find of what is wanted, after their own forward; the rest is left to `look.py`."""
     given = terms(call)
-    if given is None or given.keys != call.grid.keys or not call.grid.keys or not peak.numel():
-        return None
+    if call.done is None or given is None or given.keys != call.grid.keys or not call.grid.keys:
+        return {}
     if want.map is not None and call.rows * min(want.map[0], call.grid.queries) * call.grid.keys > MOST:
-        return None
+        return {}
+    top = few_top(want)
+    if want.received is None and want.map is None and not top:
+        return {}
     from clearhead.kernels import gluon_observe
 
-    shape = (call.batch, call.grid.heads, call.grid.queries)
-    received, pooled = gluon_observe.received_and_map(
-        call.q, call.k, peak.view(shape), total.view(shape), call.problem.scale, given.causal_offset, given.window,
-        call.problem.softcap, received=want.received, map=want.map,
+    seen = gluon_observe.look(
+        call.q, call.k, call.done, call.problem.scale, given.causal_offset, given.window, call.problem.softcap,
+        received=want.received, map=want.map, top=top,
     )  # fmt: skip
     found: dict[str, Any] = {}
-    if received is not None:
-        found["received"] = received.reshape(*call.grid.batch, *received.shape[1:])
-    if pooled is not None:
-        found["map"] = type(pooled)(*(a.reshape(*call.grid.batch, *a.shape[1:]) for a in pooled))
+    if seen.received is not None:
+        found["received"] = seen.received.reshape(*call.grid.batch, *seen.received.shape[1:])
+    for name, several in (("map", seen.map), ("top", seen.top)):
+        if several is not None:
+            found[name] = type(several)(*(a.reshape(*call.grid.batch, *a.shape[1:]) for a in several))
     return found

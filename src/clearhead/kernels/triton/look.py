@@ -27,13 +27,13 @@ def denominators(peak: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor,
 
 def look_again(call: Call, want: Want, peak: torch.Tensor, total: torch.Tensor) -> dict[str, Any]:
     """The fields of `Observed` that are wanted."""
-    found: dict[str, Any] = {}
     if not want.by_tile:
-        return found
+        return {}
+    found = hopper.look_again(call, want)
     shift, inverse = denominators(peak, total)
-    if want.received is not None or want.map is not None:
-        found |= hopper.received_and_map(call, want, peak, total) or received_and_map(call, want, shift, inverse)
-    if want.top is not None:
+    if (want.received is not None and "received" not in found) or (want.map is not None and "map" not in found):
+        found |= received_and_map(call, want, shift, inverse)
+    if want.top is not None and "top" not in found:
         found["top"] = top(call, want.top, shift, inverse)
     if want.weights:
         everything = np.arange(call.grid.queries)
