@@ -57,8 +57,8 @@ def attention(
     Order: scores → scale → softcap → bias → mask → softmax → dropout → values. float16 and bfloat16 are summed in
     float32. A wrong argument raises `ArgumentError`, a `ValueError`, before anything is computed.
     """
-    if type(q) is type(k) is type(v) is np.ndarray and not any(
-        option is not None for option in (mask, bias, scale, softcap, sinks, dropout, kernel)
+    if type(q) is type(k) is type(v) is np.ndarray and (
+        mask is bias is scale is softcap is sinks is dropout is kernel is None
     ):
         output = small(q, k, v)
         if output is not None:
