@@ -20,6 +20,7 @@ PARTS: dict[str, Any] = {"top": Top, "map": Map, "queries": Rows}
 
 def save(seen: Seen, path: str | os.PathLike[str]) -> None:
     """Write what was seen to one file."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     arrays: dict[str, np.ndarray] = {}
@@ -27,8 +28,8 @@ def save(seen: Seen, path: str | os.PathLike[str]) -> None:
     about = {"format": FORMAT, "calls": json.dumps(calls), "missed": json.dumps(seen.missed)}
     try:
         save_file(arrays, os.fspath(path), metadata=about)
-    except OSError as error:
-        raise ArgumentError("path", f"cannot write {os.fspath(path)}: {error.strerror or error}") from None
+    except (OSError, SafetensorError) as error:
+        raise ArgumentError("path", f"cannot write {os.fspath(path)}: {error}") from None
 
 
 def _plain(values: dict[str, Any], where: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:

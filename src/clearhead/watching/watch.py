@@ -23,6 +23,8 @@ from clearhead.watching.recorder import Recorder
 from clearhead.watching.seen import Seen
 from clearhead.watching.wants import wanted
 
+TOO_LATE = "torch.compile was first used while watch was open, and what it compiled was not seen: compile it before"
+
 
 class watch:
     """Watch every attention call that a model makes, without changing the model or what it computes.
@@ -51,9 +53,11 @@ class watch:
 
     The result is that of clearhead's kernel, within the error budget of PyTorch's. Where the model is training (it
     drops weights, or gradients are wanted) its own call computes the result, and is observed beside it; observations
-    speak of the weights before dropout. A query that may attend to nothing gives 0, as PyTorch's does. Code that was compiled by
-    `torch.compile` runs uncompiled while watch is open, in all threads, and so is seen. What attends and cannot be seen
-    (eager attention in steps, a kernel of its own, TorchScript) is said by name in `seen.missed` when watch closes.
+    speak of the weights before dropout. A query that may attend to nothing gives 0, as PyTorch's does.
+
+    Code that `torch.compile` has compiled runs uncompiled while watch is open, in all threads, and so is seen. What
+    attends and cannot be seen (eager attention in steps, a kernel of its own, TorchScript) is said by name in
+    `seen.missed` when watch closes.
     """
 
     def __init__(
@@ -92,6 +96,8 @@ class watch:
     ) -> None:
         mode.stop(self.recorder)  # on only where a run was interrupted
         self.recorder.close(self._let_go)
+        if uncompiled.too_late:
+            self.recorder.refused.setdefault("", TOO_LATE)
         uncompiled.end()
         self.recorder.settle()
 
@@ -102,8 +108,8 @@ class watch:
 
 
 def _before(recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if torch._C._current_graph_task_id() != -1:
-        return  # a checkpoint is being computed again in the backward pass: it was seen in the forward pass
+    if _not_a_run():
+        return
     if recorder.enter(name, module, args, kwargs):
         mode.start(recorder)
 
@@ -111,13 +117,18 @@ def _before(recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, .
 def _after(
     recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> Any:
-    if torch._C._current_graph_task_id() != -1:
+    if _not_a_run():
         return None
     if recorder.leave(name):
         mode.stop(recorder)
     if isinstance(module, nn.TransformerEncoder):
         return as_fast_path(module, args, kwargs, output)
     return None
+
+
+def _not_a_run() -> bool:
+    """True where a module is traced by the compiler, or is run again by a checkpoint in the backward pass."""
+    return torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
 
 
 class Uncompiled:
@@ -127,6 +138,12 @@ class Uncompiled:
         self.open = 0
         self.stance: Any = None
         self.lock = threading.Lock()
+
+    @property
+    def too_late(self) -> bool:
+        """Was the compiler first used while a watch was open?"""
+        compiler = sys.modules.get("torch._dynamo.utils")
+        return self.stance is None and compiler is not None and bool(compiler.counters["frames"])
 
     def begin(self) -> None:
         """One more watch is open."""
