@@ -19,6 +19,9 @@ from clearhead.watching.seen import Call, Seen, layer_of
 from clearhead.watching.wants import Wanted
 
 ATTENTION = re.compile(r"(?i)attention|attn|(?<![a-z])mha(?![a-z])")
+# a module's own name says that it attends where it ends in this: post_attention_layernorm does not
+CALLED = re.compile(r"(?i)(^|_)(attention|attn|mha)\d*$")
+PART = re.compile(r"(Norm|Dropout|Embeddings?|Bias|Output|Mask)$")
 
 
 def attends(name: str, module: nn.Module) -> bool:
@@ -26,7 +29,9 @@ def attends(name: str, module: nn.Module) -> bool:
     kind = type(module)
     if kind.__module__.startswith("torch.nn.") and kind is not nn.MultiheadAttention:
         return False
-    return bool(ATTENTION.search(kind.__name__) or ATTENTION.search(name.rpartition(".")[2]))
+    if PART.search(kind.__name__):
+        return False
+    return bool(ATTENTION.search(kind.__name__) or CALLED.search(name.rpartition(".")[2]))
 
 
 @dataclass
@@ -220,8 +225,9 @@ class Recorder:
 def _silence(module: nn.Module) -> str:
     """Why a module that attends made no call."""
     words = f"{type(module).__name__} ran, but not by scaled_dot_product_attention: in steps, or in a kernel of its own"
-    way = getattr(getattr(module, "config", None), "_attn_implementation", None)
-    if isinstance(way, str) and way not in ("sdpa", "clearhead"):
+    configs = (getattr(part, "config", None) for part in module.modules())
+    way = next((getattr(config, "_attn_implementation", None) for config in configs if config is not None), None)
+    if isinstance(way, str) and way != "sdpa":
         return f"{words} (attn_implementation is {way!r}; model.set_attn_implementation('sdpa') lets it be seen)"
     return words
 
