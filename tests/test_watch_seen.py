@@ -280,3 +280,14 @@ def test_a_tokenizer_names_the_tokens_of_every_step():
     fixed = seen_of(model, ids(1, 3), tokens=["x", "y", "z"])
     assert fixed[0].keys_named == (("x", "y", "z"),)
     assert seen_of(model, ids(1, 4), tokens=["x", "y", "z"])[0].keys_named is None
+
+
+def test_without_safetensors_it_says_what_brings_it(gpt, tmp_path, monkeypatch):
+    import sys
+
+    for name in ("safetensors", "safetensors.numpy"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"files need safetensors: pip install 'clearhead\[safetensors\]'"):
+        gpt.save(tmp_path / "seen")
+    with pytest.raises(ImportError, match=r"files need safetensors: pip install 'clearhead\[safetensors\]'"):
+        ch.Seen.load(tmp_path / "seen")

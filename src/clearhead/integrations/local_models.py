@@ -42,6 +42,7 @@ def load(name: str) -> Loaded:
     folder = folder_of(name)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
+        import torch  # noqa: F401  # first: without it transformers has words of its own, and no models
         import transformers
 
         from clearhead.integrations.huggingface import register
@@ -55,6 +56,10 @@ def load(name: str) -> Loaded:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ArgumentError("--model", f"{name} has no tokenizer that can be read: {_first(error)}") from None
+    if not tokenizer("a b")["input_ids"]:  # made up from the configuration alone: it knows no token
+        raise ArgumentError(
+            "--model", f"{name} has no tokenizer that can be read: tokenizer.save_pretrained({name!r}) writes one"
+        )
     model = None
     for way in ("clearhead", None):  # None for models that choose their attention in another way
         try:

@@ -18,17 +18,23 @@ FORMAT = "clearhead.seen/1"
 PARTS: dict[str, Any] = {"top": Top, "map": Map, "queries": Rows}
 
 
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError:
+        raise ImportError("files need safetensors: pip install 'clearhead[safetensors]'") from None
+    return safetensors
+
+
 def save(seen: Seen, path: str | os.PathLike[str]) -> None:
     """Write what was seen to one file."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
+    safetensors = _safetensors()
     arrays: dict[str, np.ndarray] = {}
     calls = [_plain(vars(call), f"{number}", arrays) for number, call in enumerate(seen)]
     about = {"format": FORMAT, "calls": json.dumps(calls), "missed": json.dumps(seen.missed)}
     try:
-        save_file(arrays, os.fspath(path), metadata=about)
-    except (OSError, SafetensorError) as error:
+        safetensors.numpy.save_file(arrays, os.fspath(path), metadata=about)
+    except (OSError, safetensors.SafetensorError) as error:
         raise ArgumentError("path", f"cannot write {os.fspath(path)}: {error}") from None
 
 
@@ -53,14 +59,13 @@ def _plain(values: dict[str, Any], where: str, arrays: dict[str, np.ndarray]) ->
 
 def load(path: str | os.PathLike[str]) -> Seen:
     """Read what `save` wrote; arrays are NumPy's."""
-    from safetensors import SafetensorError, safe_open
-
+    safetensors = _safetensors()
     name = os.fspath(path)
     try:
-        with safe_open(name, "numpy") as file:
+        with safetensors.safe_open(name, "numpy") as file:
             about = file.metadata() or {}
             arrays = {key: file.get_tensor(key) for key in file.keys()} if about.get("format") == FORMAT else None  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+    except (OSError, safetensors.SafetensorError) as error:
         raise ArgumentError("path", f"cannot read {name}: {error}") from None
     if arrays is None:
         raise ArgumentError("path", f"{name} was not written by Seen.save: its format is {about.get('format')!r}")
