@@ -199,6 +199,12 @@ def test_other_precisions(dtype):
         watched(model, x, keys=17)
 
 
+@torch.inference_mode()
+def test_inference_mode():
+    seen = watched(Gpt(layers=1), ids(), keys=13, watch_want={**ALL, "keep": True})
+    assert seen.rollout(-1).shape == (2, 13)
+
+
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 def test_autocast_is_followed():

@@ -87,6 +87,28 @@ def test_rollout_of_a_long_sequence_builds_no_matrix():
     assert peak < 3001 * 3001, f"{peak:,} bytes: less than a matrix of single bytes"
 
 
+def test_masks_are_kept_once():
+    class Masked(nn.Module):
+        def forward(self, x, mask):
+            for _ in range(3):
+                x = x + nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+            return x
+
+    some = torch.rand(1, 1, 9, 9) < 0.8
+    some[..., 0] = True
+    padding = (torch.arange(9) < 7).expand(1, 1, 9, 9)
+    for mask, shape in ((some, (1, 1, 9, 9)), (padding, (1, 1, 1, 9))):
+        seen = seen_of(Masked(), torch.randn(1, 2, 9, 8), mask, want={"keep": True, "weights": True})
+        kept = [call.kept.mask for call in seen]
+        assert kept[0].shape == shape
+        assert kept[0] is kept[1] is kept[2]
+        check(
+            without_weights(seen).rollout(), Expected(by_definition(seen), by_definition(seen, np.float32), EPS), 9, ""
+        )
+        with pytest.raises(KeyError, match=r"'' made 3 calls, in step 0: seen\.named\(''\)\[i\]"):
+            seen[""]
+
+
 def test_flow_agrees_with_networkx(gpt):
     got = gpt.flow(6, batch=1)
     graph = networkx.DiGraph()

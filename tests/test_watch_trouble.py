@@ -355,3 +355,22 @@ print(len(seen), seen.missed)
     assert done.stdout.startswith("0 {'': 'torch.compile was first used while watch was open"), (
         done.stdout + done.stderr
     )
+
+
+@torch.no_grad()
+def test_what_fails_while_observing_is_said_and_the_model_runs_on(monkeypatch):
+    from clearhead.watching import mode
+
+    def failing(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no room")
+
+    model = Gpt(layers=1)
+    plain = model(ids())
+    monkeypatch.setattr(mode, "observe", failing)
+    with ch.watch(model) as seen:
+        assert torch.equal(model(ids()), plain)
+    assert seen.missed == {"h.0.attn": "observing it failed: no room"}
+    monkeypatch.undo()
+    with ch.watch(model, heads=5) as seen:
+        model(ids())
+    assert seen.missed == {"h.0.attn": "observing it failed: heads: has 5, and the call has 3 heads"}

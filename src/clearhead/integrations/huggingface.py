@@ -92,7 +92,7 @@ def _forward(want: Wanted | None) -> Callable[..., tuple[Tensor, Any]]:
             return attention(given.q, given.k, given.v, **given.options, dropout=dropped)
 
         grads = torch.is_grad_enabled() and any(a.requires_grad for a in (query, key, value))
-        if mode.active.recorders:
+        if not torch.compiler.is_compiling() and mode.active.recorders:
             output = mode.attend(given, plain, beside=beside)
         elif found is not None and not beside and not grads:
             output = found.output

@@ -86,6 +86,14 @@ class Given:
     def copied(self) -> Given:
         """The same call without its values, in memory of its own: a cache may write over keys that were seen."""
         arrays = {name: getattr(self, name) for name in ("q", "k", "mask", "bias", "sinks")}
+        arrays |= {name: _one_row(arrays[name]) for name in ("mask", "bias")}
         return replace(
             self, v=self.v[..., :0].clone(), **{name: a.clone() for name, a in arrays.items() if a is not None}
         )
+
+
+def _one_row(array: Array | None) -> Array | None:
+    """A mask that says the same for every query, as padding does, as one row: n numbers and not n × n."""
+    if array is None or array.ndim < 2 or array.shape[-2] < 2 or not bool((array == array[..., :1, :]).all()):
+        return array
+    return array[..., :1, :]

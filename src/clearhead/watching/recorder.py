@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -73,6 +73,7 @@ class Recorder:
         self.runs = 0
         self.inside = 0
         self.closed = False
+        self.last_mask: tuple[Any, Any, Any] | None = None
         self.at_last: Callable[[], None] | None = None
         self.order: dict[str, int] = {}  # modules without a number in their name, in the order of their first call
         self.made_calls: set[str] = set()
@@ -136,11 +137,11 @@ class Recorder:
     def _note_silence(self, frame: Frame) -> None:
         if not attends(frame.name, frame.module):
             return
-        inside = [name for name in self.silent if name.startswith(f"{frame.name}.")]
-        for name in inside:  # its helpers are not attention of their own
-            del self.silent[name]
-        if self.here.made == frame.before:
-            self.silent[frame.name] = _silence(frame.module)
+        with self.lock:
+            # what stands inside it are its helpers, and not attention of their own
+            self.silent = {n: why for n, why in self.silent.items() if not n.startswith(f"{frame.name}.")}
+            if self.here.made == frame.before:
+                self.silent[frame.name] = _silence(frame.module)
 
     @property
     def running(self) -> str:
@@ -172,7 +173,7 @@ class Recorder:
         """Hold on to what was observed of the call that is being made."""
         frame = self.here.frames[-1]
         number = self.number(frame.name)
-        kept = given.copied() if self.wanted.keep else None
+        kept = self._kept(given) if self.wanted.keep else None
         if not self.wanted.output:
             observed = observed.each(lambda a: a)  # a value of its own
             object.__setattr__(observed, "output", observed.output[..., :0].clone())
@@ -198,15 +199,29 @@ class Recorder:
                 )
             )
 
+    def _kept(self, given: Given) -> Given:
+        """A copy of a call; layers that share a mask share its copy."""
+        mine = given.copied()
+        who = _identity(given.mask)
+        if who is None:
+            return mine
+        with self.lock:
+            if self.last_mask is not None and self.last_mask[0] == who:
+                return replace(mine, mask=self.last_mask[2])
+            self.last_mask = (who, given.mask, mine.mask)  # held on to, so that no other mask comes to lie there
+        return mine
+
     def refuse(self, why: str) -> None:
         """The call that is being made cannot be observed."""
         self.refused.setdefault(self.running, why)
 
     def settle(self) -> None:
         """Say what was missed, now that everything has run."""
+        self.last_mask = None
         missed = dict(self.refused)
+        made_calls = set(self.made_calls)
         for name, why in self.silent.items():
-            if name not in self.made_calls and not any(made.startswith(f"{name}.") for made in self.made_calls):
+            if name not in made_calls and not any(made.startswith(f"{name}.") for made in made_calls):
                 missed.setdefault(name, why)
         for name, module in self.root.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
@@ -230,6 +245,13 @@ def _silence(module: nn.Module) -> str:
     if isinstance(way, str) and way != "sdpa":
         return f"{words} (attn_implementation is {way!r}; model.set_attn_implementation('sdpa') lets it be seen)"
     return words
+
+
+def _identity(mask: Tensor | None) -> tuple[Any, ...] | None:
+    """Where a mask lies and how often it was written to; None where PyTorch does not count that."""
+    if mask is None or mask.is_inference():
+        return None
+    return mask.data_ptr(), mask.shape, mask.stride(), mask._version
 
 
 def _on_cpu(observed: Observed, distance: Tensor | None, kept: Given | None) -> tuple[Any, Any, Any]:

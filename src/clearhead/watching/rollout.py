@@ -32,8 +32,8 @@ def layers_for(seen: Seen) -> list[Call]:
             )
         if call.shape[-1] != seen[0].shape[-1] or call.shape[:-3] != seen[0].shape[:-3]:
             raise ArgumentError("seen", "has calls of different lengths: choose a step(), or some by named()")
-    if len(seen.names) != len(seen):
-        raise ArgumentError("seen", "has more than one call of a module: choose a step()")
+    if len({call.step for call in seen}) > 1:
+        raise ArgumentError("seen", "has more than one step: choose one by step()")
     return list(seen)
 
 

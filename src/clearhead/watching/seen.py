@@ -98,7 +98,11 @@ class Call:
 
     def rows(self, queries: Sequence[int]) -> np.ndarray:
         """The exact weights of some queries, (…, heads, len(queries), keys), from what was kept."""
-        places = [int(i) for i in queries]
+        count = self.shape[-2]
+        outside = [i for i in queries if not -count <= i < count]
+        if outside:
+            raise ArgumentError("queries", f"has position {outside[0]}, expected {-count} to {count - 1}")
+        places = [int(i) % count for i in queries]
         if self.weights is not None:
             return to_numpy(self.weights)[..., places, :]
         if self.queries is not None and set(places) <= set(np.asarray(self.queries.indices).tolist()):
@@ -181,10 +185,10 @@ class Seen(Sequence[Call]):
             known = ", ".join(self.names[:6]) + (", …" if len(self.names) > 6 else "")
             raise KeyError(f"{which!r} made no call that was seen; these did: {known or 'none'}")
         if len(found) > 1:
-            steps = f"{found[0].step} to {found[-1].step}"
-            raise KeyError(
-                f"{which!r} made {len(found)} calls, in steps {steps}: say seen.step(n)[{which!r}], or named()"
-            )
+            steps = f"steps {found[0].step} to {found[-1].step}: say seen.step(n)[{which!r}], or"
+            if found[0].step == found[-1].step:
+                steps = f"step {found[0].step}:"
+            raise KeyError(f"{which!r} made {len(found)} calls, in {steps} seen.named({which!r})[i]")
         return found[0]
 
     @property
