@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 
 import elsewhere
@@ -29,20 +28,19 @@ def minilm() -> local_models.Loaded:
     return local_models.load("minilm")
 
 
-@cache
-def folder(kind: str) -> Path:
-    """A small causal model with MiniLM's tokenizer, saved as any model is."""
-    import tempfile
-
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small causal model, saved as any model is: alone, and with MiniLM's tokenizer."""
     import transformers
 
-    path = Path(tempfile.mkdtemp())
     config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=30522)
     torch.manual_seed(0)
-    transformers.GPT2Model(config).save_pretrained(path)
-    if kind == "whole":
-        transformers.AutoTokenizer.from_pretrained(local_models.folder_of("minilm")).save_pretrained(path)
-    return path
+    model = transformers.GPT2Model(config)
+    paths = {kind: tmp_path_factory.mktemp(kind) for kind in ("bare", "whole")}
+    for path in paths.values():
+        model.save_pretrained(path)
+    transformers.AutoTokenizer.from_pretrained(local_models.folder_of("minilm")).save_pretrained(paths["whole"])
+    return paths
 
 
 @torch.no_grad()
@@ -119,13 +117,15 @@ def test_json_and_picture(tmp_path):
     assert again.read_bytes() == picture.read_bytes(), "the same call draws the same picture"
 
 
-def test_any_folder_works_the_same_way():
-    output = shown("--model", str(folder("whole")), "--text", "the river has a bank", "--word", "bank", "--to", "river")
+def test_any_folder_works_the_same_way(folders):
+    output = shown(
+        "--model", str(folders["whole"]), "--text", "the river has a bank", "--word", "bank", "--to", "river"
+    )
     assert "bank looks at river" in output
     assert len(output.splitlines()) == 4 + 4 + 1
-    back = shown("--model", str(folder("whole")), "--text", RIVER, "--text", LOAN)
+    back = shown("--model", str(folders["whole"]), "--text", RIVER, "--text", LOAN)
     assert "In no head: bank stands before river or loan, and this model only looks back." in back
-    assert "entropy" in shown("--model", str(folder("whole")), "--text", RIVER, "--word", "bank", "--summary")
+    assert "entropy" in shown("--model", str(folders["whole"]), "--text", RIVER, "--word", "bank", "--summary")
 
 
 MISTAKES = {
@@ -147,8 +147,8 @@ def test_what_is_wrong_is_said_in_one_line(arguments):
     assert result.stderr == f"clearhead: {MISTAKES[arguments]}\n"
 
 
-def test_what_a_folder_lacks_is_said(tmp_path):
-    for path, words in ((tmp_path, "has no config.json"), (folder("bare"), "has no tokenizer that can be read")):
+def test_what_a_folder_lacks_is_said(folders, tmp_path):
+    for path, words in ((tmp_path, "has no config.json"), (folders["bare"], "has no tokenizer that can be read")):
         result = CliRunner().invoke(app, ["watch", "--model", str(path)])
         assert result.exit_code == 2
         assert words in result.stderr

@@ -243,7 +243,8 @@ def _silence(module: nn.Module) -> str:
     configs = (getattr(part, "config", None) for part in module.modules())
     way = next((getattr(config, "_attn_implementation", None) for config in configs if config is not None), None)
     if isinstance(way, str) and way != "sdpa":
-        return f"{words} (attn_implementation is {way!r}; model.set_attn_implementation('sdpa') lets it be seen)"
+        helps = "where the model has it, model.set_attn_implementation('sdpa') lets it be seen"
+        return f"{words} (attn_implementation is {way!r}; {helps})"
     return words
 
 
