@@ -1,0 +1,264 @@
+"""Who is running: the modules of a watched model as they are entered and left, on every thread, and what they miss."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.observe import Observed
+from clearhead.watching.given import Given
+from clearhead.watching.names import Tokens
+from clearhead.watching.seen import Call, Seen, layer_of
+from clearhead.watching.wants import Wanted
+
+ATTENTION = re.compile(r"(?i)attention|attn|(?<![a-z])mha(?![a-z])")
+# a module's own name says that it attends where it ends in this: post_attention_layernorm does not
+CALLED = re.compile(r"(?i)(^|_)(attention|attn|mha)\d*$")
+PART = re.compile(r"(Norm|Dropout|Embeddings?|Bias|Output|Mask)$")
+
+
+def attends(name: str, module: nn.Module) -> bool:
+    """True for a module that calls itself attention, by its class or by its own name; PyTorch's small parts do not."""
+    kind = type(module)
+    if kind.__module__.startswith("torch.nn.") and kind is not nn.MultiheadAttention:
+        return False
+    if PART.search(kind.__name__):
+        return False
+    return bool(ATTENTION.search(kind.__name__) or CALLED.search(name.rpartition(".")[2]))
+
+
+@dataclass
+class Frame:
+    """A module that is running: how many calls had been made when it was entered."""
+
+    name: str
+    module: nn.Module
+    before: int
+
+
+@dataclass
+class Thread(threading.local):
+    """What one thread is doing inside a watched model."""
+
+    frames: list[Frame] = field(default_factory=list)
+    made: int = 0
+    step: int = 0
+
+
+class Recorder:
+    """One `watch`: what it wants, whom it is watching, and what it has seen."""
+
+    def __init__(
+        self,
+        root: nn.Module,
+        wanted: Wanted,
+        layers: tuple[int | str, ...] | None,
+        heads: tuple[int, ...] | None,
+        tokens: Tokens,
+        on_device: bool,
+    ) -> None:
+        self.root, self.wanted, self.layers, self.heads = root, wanted, layers, heads
+        self.tokens, self.on_device = tokens, on_device
+        self.seen = Seen()
+        self.here = Thread()
+        self.lock = threading.Lock()
+        self.begun = 0
+        self.runs = 0
+        self.inside = 0
+        self.closed = False
+        self.last_mask: tuple[Any, Any, Any] | None = None
+        self.at_last: Callable[[], None] | None = None
+        self.order: dict[str, int] = {}  # modules without a number in their name, in the order of their first call
+        self.made_calls: set[str] = set()
+        self.silent: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+
+    def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A module starts to run; True where it is the outermost on this thread."""
+        here = self.here
+        if module is self.root:
+            self.abandon()
+        outermost = not here.frames
+        if outermost:
+            with self.lock:
+                if self.closed:
+                    return False
+                self.runs += 1
+                self.inside += 1
+                here.step = self.begun
+                if module is self.root:
+                    self.begun += 1
+                    self.tokens.begin(here.step, args, kwargs)
+        here.frames.append(Frame(name, module, here.made))
+        return outermost
+
+    def leave(self, name: str) -> bool:
+        """A module has run or has failed; True where it was the outermost on this thread."""
+        frames = self.here.frames
+        while frames:
+            frame = frames.pop()
+            if frame.name == name:
+                self._note_silence(frame)
+                if not frames:
+                    self._one_less()
+                return not frames
+        return False
+
+    def abandon(self) -> None:
+        """Forget a run on this thread that was interrupted, as Ctrl-C does, without being left."""
+        if self.here.frames:
+            self.here.frames.clear()
+            self._one_less()
+
+    def close(self, at_last: Callable[[], None]) -> None:
+        """Look at no new run; call `at_last` once those of other threads have ended."""
+        self.abandon()
+        with self.lock:
+            self.closed = True
+            waiting = self.inside > 0
+            self.at_last = at_last if waiting else None
+        if not waiting:
+            at_last()
+
+    def _one_less(self) -> None:
+        with self.lock:
+            self.inside -= 1
+            last = self.at_last if not self.inside else None
+        if last is not None:
+            last()
+
+    def _note_silence(self, frame: Frame) -> None:
+        if not attends(frame.name, frame.module):
+            return
+        with self.lock:
+            # what stands inside it are its helpers, and not attention of their own
+            self.silent = {n: why for n, why in self.silent.items() if not n.startswith(f"{frame.name}.")}
+            if self.here.made == frame.before:
+                self.silent[frame.name] = _silence(frame.module)
+
+    @property
+    def running(self) -> str:
+        """The innermost module that is running on this thread."""
+        return self.here.frames[-1].name if self.here.frames else ""
+
+    def count(self) -> None:
+        """A call was made, whether it is wanted or not."""
+        self.here.made += 1
+        self.made_calls.add(self.running)
+
+    def selects(self) -> bool:
+        """Is the call that is being made now one of the layers that are wanted?"""
+        if self.closed or self.layers is None:
+            return not self.closed
+        name = self.running
+        number = self.number(name)
+        return any(number == which if isinstance(which, int) else fnmatchcase(name, which) for which in self.layers)
+
+    def number(self, name: str) -> int:
+        """The layer of a module: the number in its name, or else its place among those that have none."""
+        found = layer_of(name)
+        if found is not None:
+            return found
+        with self.lock:
+            return self.order.setdefault(name, len(self.order))
+
+    def add(self, given: Given, observed: Observed, distance: Tensor | None) -> None:
+        """Hold on to what was observed of the call that is being made."""
+        frame = self.here.frames[-1]
+        number = self.number(frame.name)
+        kept = self._kept(given) if self.wanted.keep else None
+        if not self.wanted.output:
+            observed = observed.each(lambda a: a)  # a value of its own
+            object.__setattr__(observed, "output", observed.output[..., :0].clone())
+        if not self.on_device:
+            observed, distance, kept = _on_cpu(observed, distance, kept)
+        step = self.here.step
+        queries_named, keys_named = self.tokens.of(frame.name, step, given.queries, given.keys)
+        with self.lock:
+            self.seen.calls.append(
+                Call(
+                    name=frame.name,
+                    kind=type(frame.module).__name__,
+                    index=len(self.seen.calls),
+                    step=step,
+                    layer=number,
+                    keys=given.keys,
+                    observed=observed,
+                    heads=self.heads,
+                    distance=distance,
+                    kept=kept,
+                    queries_named=queries_named,
+                    keys_named=keys_named,
+                )
+            )
+
+    def _kept(self, given: Given) -> Given:
+        """A copy of a call; layers that share a mask share its copy."""
+        mine = given.copied()
+        who = _identity(given.mask)
+        if who is None:
+            return mine
+        with self.lock:
+            if self.last_mask is not None and self.last_mask[0] == who:
+                return replace(mine, mask=self.last_mask[2])
+            self.last_mask = (who, given.mask, mine.mask)  # held on to, so that no other mask comes to lie there
+        return mine
+
+    def refuse(self, why: str) -> None:
+        """The call that is being made cannot be observed."""
+        self.refused.setdefault(self.running, why)
+
+    def settle(self) -> None:
+        """Say what was missed, now that everything has run."""
+        self.last_mask = None
+        missed = dict(self.refused)
+        made_calls = set(self.made_calls)
+        for name, why in self.silent.items():
+            if name not in made_calls and not any(made.startswith(f"{name}.") for made in made_calls):
+                missed.setdefault(name, why)
+        for name, module in self.root.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                missed.setdefault(name, f"{type(module).__name__} is TorchScript, which runs where Python cannot see")
+        if not missed and not self.made_calls:
+            kind = type(self.root).__name__
+            missed[""] = (
+                f"{kind} ran and made no attention call that can be seen"
+                if self.runs
+                else f"{kind} was not called while watch was open"
+            )
+        self.seen.missed.clear()
+        self.seen.missed.update(missed)
+
+
+def _silence(module: nn.Module) -> str:
+    """Why a module that attends made no call."""
+    words = f"{type(module).__name__} ran, but not by scaled_dot_product_attention: in steps, or in a kernel of its own"
+    configs = (getattr(part, "config", None) for part in module.modules())
+    way = next((getattr(config, "_attn_implementation", None) for config in configs if config is not None), None)
+    if isinstance(way, str) and way != "sdpa":
+        helps = "where the model has it, model.set_attn_implementation('sdpa') lets it be seen"
+        return f"{words} (attn_implementation is {way!r}; {helps})"
+    return words
+
+
+def _identity(mask: Tensor | None) -> tuple[Any, ...] | None:
+    """Where a mask lies and how often it was written to; None where PyTorch does not count that."""
+    if mask is None or mask.is_inference():
+        return None
+    return mask.data_ptr(), mask.shape, mask.stride(), mask._version
+
+
+def _on_cpu(observed: Observed, distance: Tensor | None, kept: Given | None) -> tuple[Any, Any, Any]:
+    def move(array: Any) -> Any:
+        return array.cpu() if isinstance(array, Tensor) else array
+
+    if kept is not None:
+        kept = Given(**{name: move(value) for name, value in vars(kept).items()})
+    return observed.each(move), None if distance is None else distance.cpu(), kept

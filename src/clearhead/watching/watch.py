@@ -1,0 +1,188 @@
+"""watch(): what a PyTorch model attended to, with no change to the model."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+try:
+    import torch
+    from torch import nn
+except ImportError:
+    raise ImportError("watch needs PyTorch: pip install 'clearhead[torch]'") from None
+
+from clearhead.errors import ArgumentError
+from clearhead.watching import mode
+from clearhead.watching.names import Tokens
+from clearhead.watching.padding import as_fast_path
+from clearhead.watching.recorder import Recorder
+from clearhead.watching.seen import Seen
+from clearhead.watching.wants import wanted
+
+TOO_LATE = "torch.compile was first used while watch was open, and what it compiled was not seen: compile it before"
+
+
+class watch:
+    """Watch every attention call that a model makes, without changing the model or what it computes.
+
+    >>> import torch, clearhead as ch
+    >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3).eval()
+    >>> with ch.watch(model) as seen:
+    ...     output = model(torch.zeros(1, 7, 16))
+    >>> [call.name for call in seen]
+    ['layers.0.self_attn', 'layers.1.self_attn', 'layers.2.self_attn']
+    >>> seen["layers.2.self_attn"].entropy.shape, seen.layer(0)[0].received.shape
+    (torch.Size([1, 2, 7]), torch.Size([1, 2, 7]))
+
+    While it is open, every `scaled_dot_product_attention` that the model makes, in any module and on any thread, is
+    observed: one kernel computes the output and what was attended to. Hugging Face models on "sdpa", timm's and
+    nanoGPT's are seen like this, and so are `nn.MultiheadAttention` and `nn.TransformerEncoder`.
+
+    - layers: which layers: numbers, or names of modules, where * stands for anything. A layer's number is the first
+      number in its module's name.
+    - heads: which heads; only those are kept, and the model's own call computes the output.
+    - want: what to observe, as `observe` takes it: top, received, map, queries, weights. And distance=True, the mean
+      distance; keep=True, queries and keys, so that rollouts and rows can be asked for later; output=True, the outputs.
+      Without it, all that `summary` shows.
+    - tokens: a list of tokens, one for each batch row where there are several, or a tokenizer.
+    - on_device: leave what was observed where the model is, and not on the CPU.
+
+    The result is that of clearhead's kernel, within the error budget of PyTorch's. Where the model is training (it
+    drops weights, or gradients are wanted) its own call computes the result, and is observed beside it; observations
+    speak of the weights before dropout. A query that may attend to nothing gives 0, as PyTorch's does.
+
+    Code that `torch.compile` has compiled runs uncompiled while watch is open, in all threads, and so is seen. What
+    attends and cannot be seen (eager attention in steps, a kernel of its own, TorchScript) is said by name in
+    `seen.missed` when watch closes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layers: Iterable[int | str] | int | str | None = None,
+        heads: Iterable[int] | int | None = None,
+        want: Mapping[str, Any] | None = None,
+        tokens: Any = None,
+        on_device: bool = False,
+    ) -> None:
+        model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+        if not isinstance(model, nn.Module):
+            raise ArgumentError("model", f"is a {type(model).__name__}, expected a torch.nn.Module")
+        self.recorder = Recorder(model, wanted(want), _layers(layers), _heads(heads), Tokens(tokens), on_device)
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> Seen:
+        if self.recorder.closed or self.handles:
+            raise ArgumentError("watch", "has been opened before; another call of watch makes a new one")
+        recorder = self.recorder
+        uncompiled.begin()
+        for name, module in recorder.root.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            before, after = partial(_before, recorder, name), partial(_after, recorder, name)
+            self.handles += [
+                module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+                module.register_forward_hook(after, always_call=True, with_kwargs=True),
+            ]
+        return recorder.seen
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        mode.stop(self.recorder)  # on only where a run was interrupted
+        self.recorder.close(self._let_go)
+        if uncompiled.too_late:
+            self.recorder.refused.setdefault("", TOO_LATE)
+        uncompiled.end()
+        self.recorder.settle()
+
+    def _let_go(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+
+def _before(recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if _not_a_run():
+        return
+    if recorder.enter(name, module, args, kwargs):
+        mode.start(recorder)
+
+
+def _after(
+    recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Any:
+    if _not_a_run():
+        return None
+    if recorder.leave(name):
+        mode.stop(recorder)
+    if isinstance(module, nn.TransformerEncoder):
+        return as_fast_path(module, args, kwargs, output)
+    return None
+
+
+def _not_a_run() -> bool:
+    """True where a module is traced by the compiler, or is run again by a checkpoint in the backward pass."""
+    return torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
+
+
+class Uncompiled:
+    """Compiled code runs as it was written while any watch is open, and as before once the last has closed."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.stance: Any = None
+        self.lock = threading.Lock()
+
+    @property
+    def too_late(self) -> bool:
+        """Was the compiler first used while a watch was open?"""
+        compiler = sys.modules.get("torch._dynamo.utils")
+        return self.stance is None and compiler is not None and bool(compiler.counters["frames"])
+
+    def begin(self) -> None:
+        """One more watch is open."""
+        with self.lock:
+            self.open += 1
+            # importing the compiler takes seconds: where nobody has, nothing is compiled
+            if self.stance is None and "torch._dynamo" in sys.modules:
+                self.stance = torch.compiler.set_stance("force_eager")
+                self.stance.__enter__()
+
+    def end(self) -> None:
+        """One less."""
+        with self.lock:
+            self.open -= 1
+            if not self.open and self.stance is not None:
+                self.stance.__exit__(None, None, None)
+                self.stance = None
+
+
+uncompiled = Uncompiled()
+
+
+def _layers(given: Iterable[int | str] | int | str | None) -> tuple[int | str, ...] | None:
+    if given is None:
+        return None
+    chosen = (given,) if isinstance(given, int | str) else tuple(given)
+    for one in chosen:
+        if isinstance(one, bool) or not isinstance(one, int | str) or (isinstance(one, int) and one < 0):
+            raise ArgumentError("layers", f"has {one!r}, expected numbers from 0, or names of modules")
+    return chosen
+
+
+def _heads(given: Iterable[int] | int | None) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    chosen = (given,) if isinstance(given, int) else tuple(given)
+    for one in chosen:
+        if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+            raise ArgumentError("heads", f"has {one!r}, expected numbers from 0")
+    if not chosen:
+        raise ArgumentError("heads", "is empty, expected at least one number")
+    return chosen
