@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead import autograd
-from clearhead.arrays import Array, Library, dtype_name, require_array
+from clearhead.arrays import Array, Library, dtype_name, is_torch, require_array
 from clearhead.choose import choose
 from clearhead.errors import ArgumentError
 from clearhead.kernels.contract import Kernel
@@ -40,7 +40,8 @@ def attention(
     (8, 5, 64)
 
     Arrays are NumPy's, PyTorch's, JAX's or of any library that speaks the array API; the output is of the same library,
-    dtype and device. On PyTorch tensors that need gradients they flow.
+    dtype and device. On PyTorch tensors that need gradients they flow, `torch.compile`, `torch.export` and `torch.func`
+    work, and `torch.autocast` is followed.
 
     - q (…, Hq, T, D), k (…, Hk, S, D), v (…, Hk, S, Dv). Two-dimensional arrays are one head. Leading axes are batch
       and broadcast. Hq may be a multiple of Hk (grouped queries): query head h uses key head h // (Hq / Hk).
@@ -63,6 +64,12 @@ def attention(
         output = small(q, k, v)
         if output is not None:
             return output
+    if is_torch(q):
+        q, k, v = autograd.autocast(q, k, v)
+        if autograd.traced(kernel, q, k, v):
+            from clearhead.traced import traced_attention  # needs PyTorch, which is here now
+
+            return traced_attention(q, k, v, mask, bias, scale, softcap, sinks, dropout, kernel)
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     return problem.restore(_run(choose(problem, kernel)[0], problem).output)
 
@@ -104,6 +111,10 @@ def observe(
 
     All of them speak of the weights before dropout.
     """
+    if is_torch(q):
+        q, k, v = autograd.autocast(q, k, v)
+        if autograd.traced("dense", q, k, v):
+            raise ArgumentError("q", "is traced, expected numbers: call observe outside torch.compile and torch.export")
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     problem = replace(problem, want=want(problem.grid, top, received, map, queries, weights))
     return _run(choose(problem, kernel)[0], problem).each(problem.restore)
