@@ -13,6 +13,7 @@ from budget import check, expected, within
 from cases import CASES, Case
 from conformance import built
 from libraries import LIBRARIES, numbers
+from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -139,7 +140,7 @@ def test_a_changed_mask_is_never_taken_for_the_old_one() -> None:
 
 
 def test_other_lengths_of_the_same_mask_are_not_compiled_again() -> None:
-    counted = torch._dynamo.testing.CompileCounter()
+    counted = CompileCounter()
     call = torch.compile(lambda q, k, v, n: ch.attention(q, k, v, mask=ch.lengths(n)), fullgraph=True, backend=counted)
     q, k, v = tensors()
     for n in ([3, 5], [7, 1], [0, 2]):
@@ -150,7 +151,7 @@ def test_other_lengths_of_the_same_mask_are_not_compiled_again() -> None:
 
 
 def test_lengths_that_vary_are_compiled_once() -> None:
-    counted = torch._dynamo.testing.CompileCounter()
+    counted = CompileCounter()
     call = torch.compile(
         lambda q, k, v: ch.attention(q, k, v, mask=ch.causal() & ch.window(3)),
         fullgraph=True,

@@ -29,7 +29,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
-    dropout: tuple[float, int] | None = None,
+    dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
 ) -> Array:
     """Scaled dot-product attention: softmax(q kᵀ · scale [softcap] [+ bias] [mask]) v.
@@ -52,7 +52,8 @@ def attention(
     - scale: 1/√D unless given; a temperature τ is scale=1/(τ√D).
     - softcap: c·tanh(score / c), before bias and mask.
     - sinks: (Hq,), one logit a head that joins the softmax's denominator only.
-    - dropout: (probability, seed). The same seed drops the same weights in every kernel and library.
+    - dropout: (probability, seed). The same seed drops the same weights in every kernel and library. A seed may be a
+      PyTorch tensor of one number.
     - kernel: the name of the kernel to use, which then runs or raises `KernelRefused`; `plan` says which one is chosen.
 
     Order: scores → scale → softcap → bias → mask → softmax → dropout → values. float16 and bfloat16 are summed in
@@ -84,7 +85,7 @@ def observe(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
-    dropout: tuple[float, int] | None = None,
+    dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
     top: int | None = None,
     received: bool | int | None = None,
@@ -131,7 +132,7 @@ def gradients(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
-    dropout: tuple[float, int] | None = None,
+    dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
 ) -> tuple[Array, Array, Array]:
     """(dq, dk, dv): the exact gradients of `(attention(q, k, v, …) * dout).sum()`, recomputed by tile in O(n) memory.

@@ -92,7 +92,7 @@ def pose(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
-    dropout: tuple[float, int] | None = None,
+    dropout: tuple[float, int | Array] | None = None,
 ) -> Problem:
     """Check every argument of a call and freeze it; whatever is wrong is said in one sentence."""
     _check_arrays(q, k, v)

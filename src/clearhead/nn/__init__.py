@@ -13,8 +13,14 @@ except ImportError as missing:
 
 from clearhead import traced as _traced
 from clearhead.nn import functional
+from clearhead.nn.cache import KVCache
+from clearhead.nn.multihead import MultiHeadAttention
+from clearhead.nn.single import ScaledDotProductAttention
 
 __all__ = [
+    "KVCache",
+    "MultiHeadAttention",
+    "ScaledDotProductAttention",
     "functional",
 ]
 

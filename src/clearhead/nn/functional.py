@@ -7,6 +7,7 @@ from torch import Tensor
 
 from clearhead.attention import attention
 from clearhead.errors import ArgumentError
+from clearhead.mask import Mask
 from clearhead.masks import causal
 from clearhead.nn.attend import draw
 
@@ -47,7 +48,7 @@ def scaled_dot_product_attention(
         raise ArgumentError("dropout_p", f"is {dropout_p!r}, expected a number from 0 to 1")
     if is_causal and attn_mask is not None:
         raise ArgumentError("attn_mask", "is given together with is_causal=True, expected one of them")
-    mask = causal(align="start") if is_causal else None
+    mask: Mask | Tensor | None = causal(align="start") if is_causal else None
     bias = None
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
