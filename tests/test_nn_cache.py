@@ -210,4 +210,4 @@ def test_a_decoding_step_compiles_in_one_graph(make: Any) -> None:
     with torch.no_grad():
         got = torch.cat([step(one, cache) for one in x.split(1, dim=1)], dim=1)
     torch.testing.assert_close(got, want)
-    assert counted.frame_count <= 8
+    assert counted.frame_count <= 5  # empty, the first tokens, any number of them, and where it grows

@@ -14,7 +14,7 @@ from torch import nn
 
 import clearhead as ch
 from clearhead.nn import MultiHeadAttention, ScaledDotProductAttention
-from clearhead.nn.cache import buckets
+from clearhead.nn.places import buckets
 from clearhead.nn.rotary import Turn
 from clearhead.positions import buckets as reference_buckets
 

@@ -65,7 +65,7 @@ def whole_numbers(argument: str, value: object) -> Array:
     torch = sys.modules.get("torch")
     if torch is not None and (torch.compiler.is_compiling() or is_torch(value)):
         # what PyTorch compiles stays its own: there, NumPy arrays are tensors in disguise
-        numbers = torch.as_tensor(value)
+        numbers = torch.tensor(value) if isinstance(value, int | list | tuple) else torch.as_tensor(value)
         if is_traced(numbers):
             if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
                 raise ArgumentError(argument, f"has dtype {dtype_name(numbers)}, expected whole numbers")

@@ -13,14 +13,24 @@ except ImportError as missing:
 
 from clearhead import traced as _traced
 from clearhead.nn import functional
+from clearhead.nn.block import FeedForward, TransformerBlock
 from clearhead.nn.cache import KVCache
+from clearhead.nn.differential import DifferentialAttention
+from clearhead.nn.gpt import GPT, GPTConfig
+from clearhead.nn.latent import LatentAttention
 from clearhead.nn.multihead import MultiHeadAttention
 from clearhead.nn.single import ScaledDotProductAttention
 
 __all__ = [
+    "GPT",
+    "DifferentialAttention",
+    "FeedForward",
+    "GPTConfig",
     "KVCache",
+    "LatentAttention",
     "MultiHeadAttention",
     "ScaledDotProductAttention",
+    "TransformerBlock",
     "functional",
 ]
 

@@ -10,12 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.errors import ArgumentError
-from clearhead.mask import Mask, as_mask
-from clearhead.masks import causal as causal_mask
-from clearhead.masks import lengths as first_keys
-from clearhead.masks import window as window_mask
+from clearhead.mask import Mask
 from clearhead.nn.attend import attend, probability, size
-from clearhead.nn.cache import Held, KVCache, first
+from clearhead.nn.cache import KVCache, begun, held_by
+from clearhead.nn.places import Held, query_places, visible
 from clearhead.nn.rotary import Turn
 from clearhead.positions import Alibi, Bias, Relative, Rotary, alibi, relative_bias
 
@@ -168,23 +166,17 @@ class MultiHeadAttention(nn.Module):
             )
         q, k, v = self.project(query, key, value)
         queries = q.shape[-2]
-        start = [0] if cache is None or not cache.seen else cache.seen
         if self.rotary is not None:
-            places = _places(start, queries, q)
+            places = query_places(begun(cache), queries, q)
             q = self.rotary(q, places)
             k = self.rotary(k, places if key is None else torch.arange(k.shape[-2], device=k.device))
-        held = Held(k, v, start)
-        if cache is not None:
-            if key is not None or (not self.causal and self.window is None):
-                raise ArgumentError("cache", "is given to attention that is not causal self-attention")
-            if mask is not None and cache.window is not None:
-                raise ArgumentError("mask", "is given together with a ring, whose keys do not lie in order")
-            held = cache.append(k, v, lengths)
+        looks_back = key is None and (self.causal or self.window is not None)
+        held = held_by(cache, k, v, lengths, mask, looks_back)
         output, seen = attend(
             q,
             held.k,
             held.v,
-            mask=self._mask(held, queries, mask, lengths if cache is None else None, cache is not None),
+            mask=visible(held, queries, mask, lengths, cache is not None, self.causal, self.window),
             bias=self._bias(held, queries),
             scale=self.scale,
             softcap=self.softcap,
@@ -219,22 +211,6 @@ class MultiHeadAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v
 
-    def _mask(self, held: Held, queries: int, mask: Any, lengths: Any, cached: bool) -> Mask | None:
-        found: Mask | None = None
-        if cached:
-            found = held.mask(queries, self.window)
-        elif self.window is not None:
-            found = window_mask(self.window, align="start")
-        elif self.causal:
-            found = causal_mask(align="start")
-        if mask is not None:
-            given = as_mask("mask", mask)
-            found = given if found is None else found & given
-        if lengths is not None:
-            real = first_keys(lengths)
-            found = real if found is None else found & real
-        return found
-
     def _bias(self, held: Held, queries: int) -> Any:
         if self.alibi is not None:
             return held.bias(self.alibi, queries)
@@ -264,11 +240,3 @@ class MultiHeadAttention(nn.Module):
         options = {name: getattr(self, name) for name in ("window", "softcap", "scale", "kernel")}
         parts += [f"{name}={value!r}" for name, value in options.items() if value is not None]
         return ", ".join(parts)
-
-
-def _places(start: list[int], queries: int, like: Tensor) -> Tensor:
-    """Positions of the queries: (T,), or (batch, T) where rows differ."""
-    begin = first(start)
-    if isinstance(begin, list):
-        return torch.tensor(begin, device=like.device)[:, None] + torch.arange(queries, device=like.device)
-    return begin + torch.arange(queries, device=like.device)
