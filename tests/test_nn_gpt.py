@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from typing import Any
 
@@ -236,3 +237,15 @@ def test_a_mistake_is_refused_in_one_sentence(text: str, mistake: Any) -> None:
     with pytest.raises(ch.ArgumentError) as refusal:
         mistake()
     assert str(refusal.value) == text
+
+
+# PyTorch's own compiler still imports what PyTorch has deprecated
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_by_the_default_compiler() -> None:
+    torch._dynamo.reset()
+    block, x = TransformerBlock(12, 3, causal=True), torch.randn(2, 5, 12)
+    compiled = torch.compile(block, fullgraph=True)
+    torch.testing.assert_close(compiled(x), block(x))
+    found = [torch.autograd.grad(run(x).square().sum(), list(block.parameters())) for run in (compiled, block)]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)

@@ -16,7 +16,7 @@ from clearhead.positions import Linear, Yarn, alibi, relative_bias, rotary, sinu
 from clearhead.trace import Trace, trace
 
 if TYPE_CHECKING:
-    from clearhead import nn
+    from clearhead import nn as nn
     from clearhead.doctor import Report, check
     from clearhead.plots import (
         plot_attention,
@@ -56,7 +56,6 @@ __all__ = [
     "gradients",
     "lengths",
     "merge",
-    "nn",
     "observe",
     "plan",
     "plot_attention",
