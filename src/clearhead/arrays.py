@@ -62,13 +62,17 @@ def is_traced(value: object) -> bool:
 def is_abstract(tensor: Array) -> bool:
     """True for a PyTorch tensor whose numbers cannot be read: compiled, exported, fake, on "meta" or in torch.func."""
     torch = sys.modules["torch"]
-    if torch.compiler.is_compiling() or tensor.device.type == "meta":
+    return torch.compiler.is_compiling() or stands_in(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def stands_in(tensor: Array) -> bool:
+    """True for a tensor on "meta" or of a class with operators of its own, such as a fake one."""
+    torch, kind = sys.modules["torch"], type(tensor)
+    if tensor.is_meta:
         return True
-    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
-        return hasattr(type(tensor), "__torch_dispatch__") and type(tensor).__torch_dispatch__ is not (
-            torch.Tensor.__torch_dispatch__
-        )
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return False
+    return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
 
 
 def to_numpy(array: Array) -> np.ndarray:

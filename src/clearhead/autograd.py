@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from clearhead.arrays import Array, is_abstract, is_torch
+from clearhead.arrays import Array, is_torch, stands_in
 from clearhead.errors import KernelRefused
 from clearhead.kernels.contract import Kernel
 from clearhead.observe import Observed
@@ -52,7 +52,7 @@ def traced(kernel: str | None, *tensors: Array) -> bool:
         return True
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return kernel != "dense"  # its steps are PyTorch's own, which every transform knows, also twice
-    return any(is_abstract(tensor) for tensor in tensors if is_torch(tensor))
+    return any(is_torch(tensor) and stands_in(tensor) for tensor in tensors)
 
 
 @lru_cache(maxsize=1)
