@@ -1,8 +1,8 @@
 """A call that is traced: masks and biases are put into wire form, and the operator is called.
 
 Masks may be made inside a compiled function or outside of it; a changed one is never taken for the old one. Numbers and
-arrays in it may change without compiling anew. PyTorch's compiler does not call `~mask` and `array & mask` of a class it
-does not know: the first is made outside, the second is also `where(array) & mask`.
+arrays in it may change without compiling anew. PyTorch's compiler does not call `~mask` and `array & mask` of a class
+that it does not know: the first is made outside, the second is also `where(array) & mask`.
 """
 
 from __future__ import annotations
