@@ -16,6 +16,7 @@ from clearhead.positions import Linear, Yarn, alibi, relative_bias, rotary, sinu
 from clearhead.trace import Trace, trace
 
 if TYPE_CHECKING:
+    from clearhead import nn as nn
     from clearhead.doctor import Report, check
     from clearhead.plots import (
         plot_attention,
@@ -109,6 +110,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return import_module("clearhead.nn")
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")

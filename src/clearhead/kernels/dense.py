@@ -64,7 +64,8 @@ class Dense:
         dsinks = None
         if found.dsinks is not None:
             dsinks = xp.sum(xp.reshape(xp.sum(found.dsinks, axis=-1), (-1, problem.grid.heads)), axis=0)
-        return Gradients(back(found.dq, problem.q), back(found.dk, problem.k), back(found.dv, problem.v), None, dsinks)
+        dbias = None if problem.bias is None else found.dbias
+        return Gradients(back(found.dq, problem.q), back(found.dk, problem.k), back(found.dv, problem.v), dbias, dsinks)
 
     def arguments(self, problem: Problem) -> tuple[Array, Array, Array, dict[str, Any]]:
         """The problem in the formula's terms: whole masks and biases, a key head for each query head."""
