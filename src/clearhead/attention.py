@@ -59,9 +59,8 @@ def attention(
     Order: scores → scale → softcap → bias → mask → softmax → dropout → values. float16 and bfloat16 are summed in
     float32. A wrong argument raises `ArgumentError`, a `ValueError`, before anything is computed.
     """
-    if type(q) is type(k) is type(v) is np.ndarray and (
-        mask is bias is scale is softcap is sinks is dropout is kernel is None
-    ):
+    plain = mask is None and bias is None and scale is None and softcap is None and sinks is None
+    if plain and dropout is None and kernel is None and type(q) is type(k) is type(v) is np.ndarray:
         output = small(q, k, v)
         if output is not None:
             return output
