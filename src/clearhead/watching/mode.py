@@ -135,8 +135,18 @@ def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False) -
                 recorder.refuse(f"observing it failed: {error}")
                 continue
             if result is None and recorder.heads is None:
-                result = observed.output
+                result = laid_out(observed.output, given.q)
     return plain() if result is None else result
+
+
+def laid_out(output: Tensor, q: Tensor) -> Tensor:
+    """An output as PyTorch lays it out in memory, after the queries: models take a `view` of it that relies on this."""
+    if output.shape != q.shape or q.stride(-1) != 1:
+        return output
+    strides = torch.empty_like(q, device="meta").stride()
+    if output.stride() == strides:
+        return output
+    return torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device).copy_(output)
 
 
 def look(given: Given, recorder: Recorder) -> Observed:
