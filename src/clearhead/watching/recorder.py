@@ -138,8 +138,10 @@ class Recorder:
         if not attends(frame.name, frame.module):
             return
         with self.lock:
-            # what stands inside it are its helpers, and not attention of their own
-            self.silent = {n: why for n, why in self.silent.items() if not n.startswith(f"{frame.name}.")}
+            # what stands inside it are its helpers, and not attention of their own; inside the whole model only where
+            # it attends by itself: all its layers stand there
+            if frame.name or "" in self.made_calls:
+                self.silent = {n: why for n, why in self.silent.items() if not _inside(n, frame.name)}
             if self.here.made == frame.before:
                 self.silent[frame.name] = _silence(frame.module)
 
@@ -158,8 +160,8 @@ class Recorder:
         if self.closed or self.layers is None:
             return not self.closed
         name = self.running
-        number = self.number(name)
-        return any(number == which if isinstance(which, int) else fnmatchcase(name, which) for which in self.layers)
+        self.number(name)
+        return any(self._is(name, which) for which in self.layers)
 
     def number(self, name: str) -> int:
         """The layer of a module: the number in its name, or else its place among those that have none."""
@@ -221,11 +223,14 @@ class Recorder:
         missed = dict(self.refused)
         made_calls = set(self.made_calls)
         for name, why in self.silent.items():
-            if name not in made_calls and not any(made.startswith(f"{name}.") for made in made_calls):
+            if name not in made_calls and not any(_inside(made, name) for made in made_calls):
                 missed.setdefault(name, why)
         for name, module in self.root.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 missed.setdefault(name, f"{type(module).__name__} is TorchScript, which runs where Python cannot see")
+        if unmet := self._unmet(made_calls | set(missed)):
+            known = ", ".join(sorted(made_calls)[:6]) + (", …" if len(made_calls) > 6 else "")
+            missed.setdefault("", f"layers has {unmet}, and no call was made there; calls were made by {known}")
         if not missed and not self.made_calls:
             kind = type(self.root).__name__
             missed[""] = (
@@ -235,6 +240,23 @@ class Recorder:
             )
         self.seen.missed.clear()
         self.seen.missed.update(missed)
+
+    def _unmet(self, names: set[str]) -> str:
+        """Those of the layers asked for that none of the names belongs to."""
+        if not self.made_calls or self.layers is None:
+            return ""
+        return ", ".join(repr(which) for which in self.layers if not any(self._is(name, which) for name in names))
+
+    def _is(self, name: str, which: int | str) -> bool:
+        if isinstance(which, str):
+            return fnmatchcase(name, which)
+        number = layer_of(name)
+        return (self.order.get(name) if number is None else number) == which
+
+
+def _inside(name: str, other: str) -> bool:
+    """Is a module a part of another, by their names?"""
+    return name != other and (not other or name.startswith(f"{other}."))
 
 
 def _silence(module: nn.Module) -> str:

@@ -9,6 +9,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 try:
     import torch
     from torch import nn
@@ -166,23 +168,41 @@ class Uncompiled:
 uncompiled = Uncompiled()
 
 
-def _layers(given: Iterable[int | str] | int | str | None) -> tuple[int | str, ...] | None:
+def _layers(given: Any) -> tuple[int | str, ...] | None:
     if given is None:
         return None
-    chosen = (given,) if isinstance(given, int | str) else tuple(given)
+    chosen = tuple(_number(one) for one in _several(given))
     for one in chosen:
-        if isinstance(one, bool) or not isinstance(one, int | str) or (isinstance(one, int) and one < 0):
+        if not (isinstance(one, str) or _counts(one)):
             raise ArgumentError("layers", f"has {one!r}, expected numbers from 0, or names of modules")
+    if not chosen:
+        raise ArgumentError("layers", "is empty, expected at least one number or name")
     return chosen
 
 
-def _heads(given: Iterable[int] | int | None) -> tuple[int, ...] | None:
+def _heads(given: Any) -> tuple[int, ...] | None:
     if given is None:
         return None
-    chosen = (given,) if isinstance(given, int) else tuple(given)
+    chosen = tuple(_number(one) for one in _several(given))
     for one in chosen:
-        if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+        if not _counts(one):
             raise ArgumentError("heads", f"has {one!r}, expected numbers from 0")
     if not chosen:
         raise ArgumentError("heads", "is empty, expected at least one number")
     return chosen
+
+
+def _several(given: Any) -> Iterable[Any]:
+    """What was given, or the things in it."""
+    single = isinstance(given, str) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0
+    return (given,) if single else given
+
+
+def _number(one: Any) -> Any:
+    """NumPy's and PyTorch's whole numbers as Python's."""
+    whole = isinstance(one, np.integer) or (isinstance(one, torch.Tensor) and one.ndim == 0 and not one.is_complex())
+    return one.item() if whole else one
+
+
+def _counts(one: Any) -> bool:
+    return isinstance(one, int) and not isinstance(one, bool) and one >= 0
