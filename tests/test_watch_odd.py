@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import threading
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from watched import CausalSelfAttention, Gpt, ids
+from torch.autograd import forward_ad
+from watched import CausalSelfAttention, Gpt, ids, left_behind
 
 import clearhead as ch
 
@@ -107,3 +112,118 @@ def test_numbers_of_other_libraries_choose_layers_and_heads():
         with pytest.raises(ch.ArgumentError) as error:
             ch.watch(model, **options)
         assert str(error.value) == words
+
+
+@torch.no_grad()
+def test_a_model_that_calls_itself_is_one_step():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = CausalSelfAttention(24, 3), CausalSelfAttention(24, 3)
+
+        def forward(self, x: Tensor, again: bool = True) -> Tensor:
+            x = self.first(x)
+            if again:
+                x = self(x, again=False)
+            x = x + F.scaled_dot_product_attention(x, x, x)
+            return self.last(x)
+
+    model = Twice()
+    with ch.watch(model) as seen:
+        model(torch.randn(1, 5, 24))
+        model(torch.randn(1, 5, 24))
+    assert [call.name for call in seen.step(0)] == ["first", "first", "", "last", "", "last"]
+    assert [call.step for call in seen] == [0] * 6 + [1] * 6
+    assert not left_behind(model)
+
+
+def test_parts_that_a_model_runs_on_threads_belong_to_its_step():
+    class Parallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([Gpt(layers=1), Gpt(layers=1)])
+
+        def forward(self, given: Tensor) -> Tensor:
+            threads = [threading.Thread(target=torch.no_grad()(part), args=(given,)) for part in self.parts]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return given
+
+    model = Parallel()
+    with ch.watch(model) as seen:
+        model(ids())
+        model(ids())
+    assert sorted((call.step, call.name) for call in seen) == [
+        (0, "parts.0.h.0.attn"), (0, "parts.1.h.0.attn"), (1, "parts.0.h.0.attn"), (1, "parts.1.h.0.attn"),
+    ]  # fmt: skip
+
+
+@torch.no_grad()
+def test_a_watched_model_can_be_copied_and_the_copy_is_not_watched():
+    model = Gpt(layers=1)
+    file = io.BytesIO()
+    with ch.watch(model) as seen:
+        other = copy.deepcopy(model)
+        torch.save(model, file)
+        assert torch.equal(other(ids()), copy.deepcopy(other)(ids()))
+        assert not len(seen)
+        model(ids())
+    assert len(seen) == 1
+    file.seek(0)
+    torch.load(file, weights_only=False)(ids())
+    assert len(seen) == 1
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_missed_by_name():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Mixer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return flex_attention(x, x, x)
+
+    model = nn.Sequential(Mixer(), AttentionScale())
+    with ch.watch(model) as seen:
+        model(torch.randn(1, 2, 5, 16))
+    assert "flex_attention, a kernel of its own" in seen.missed["0"]
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own, in make_dual
+def test_tangents_are_pytorchs_own():
+    q, k, tangent = torch.randn(3, 1, 2, 5, 8)
+    model = Direct()
+    with forward_ad.dual_level(), ch.watch(model), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        dual = forward_ad.make_dual(q, tangent)
+        plain = forward_ad.unpack_dual(F.scaled_dot_product_attention(dual, k, k)).tangent
+        got = forward_ad.unpack_dual(model(dual, k, k)).tangent
+    assert torch.equal(got, plain)
+
+
+@torch.no_grad()
+def test_float_masks_are_kept_once_too():
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            for _ in range(2):
+                x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+            return x
+
+    model = Masked()
+    with ch.watch(model, want={"keep": True}) as seen:
+        model(torch.randn(1, 2, 9, 8), torch.randn(9, 9))
+        model(torch.randn(1, 2, 9, 8), torch.randn(9, 9))
+    kept = [call.kept.bias for call in seen]
+    assert kept[0] is kept[1]
+    assert kept[2] is kept[3]
+    assert not torch.equal(kept[0], kept[2])
+
+
+@torch.no_grad()
+def test_a_call_without_heads_has_none_to_choose():
+    model = Direct()
+    with ch.watch(model, heads=0) as seen:
+        model(*torch.randn(3, 5, 8))
+    assert seen.missed == {"": "observing it failed: heads: has 0, and the call has no heads"}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from types import FrameType
 from typing import Any
 
 import torch
@@ -50,6 +52,8 @@ class Thread(threading.local):
     frames: list[Frame] = field(default_factory=list)
     made: int = 0
     step: int = 0
+    whole: bool = False  # it is the whole model that runs
+    within: FrameType | None = None  # where Python runs the outermost module
 
 
 class Recorder:
@@ -72,8 +76,9 @@ class Recorder:
         self.begun = 0
         self.runs = 0
         self.inside = 0
+        self.whole = 0
         self.closed = False
-        self.last_mask: tuple[Any, Any, Any] | None = None
+        self.last_masks: dict[str, tuple[Any, Any, Any]] = {}
         self.at_last: Callable[[], None] | None = None
         self.order: dict[str, int] = {}  # modules without a number in their name, in the order of their first call
         self.made_calls: set[str] = set()
@@ -83,7 +88,7 @@ class Recorder:
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A module starts to run; True where it is the outermost on this thread."""
         here = self.here
-        if module is self.root:
+        if module is self.root and not _running(here.within):
             self.abandon()
         outermost = not here.frames
         if outermost:
@@ -92,9 +97,13 @@ class Recorder:
                     return False
                 self.runs += 1
                 self.inside += 1
-                here.step = self.begun
-                if module is self.root:
+                here.within = sys._getframe(3)  # past the hook: what called it also runs the module
+                here.whole = module is self.root
+                # a part that runs while the model does is run by it, on a thread of its own
+                here.step = self.begun - 1 if self.whole and not here.whole else self.begun
+                if here.whole:
                     self.begun += 1
+                    self.whole += 1
                     self.tokens.begin(here.step, args, kwargs)
         here.frames.append(Frame(name, module, here.made))
         return outermost
@@ -128,8 +137,10 @@ class Recorder:
             at_last()
 
     def _one_less(self) -> None:
+        self.here.within = None
         with self.lock:
             self.inside -= 1
+            self.whole -= self.here.whole
             last = self.at_last if not self.inside else None
         if last is not None:
             last()
@@ -180,7 +191,7 @@ class Recorder:
             observed = observed.each(lambda a: a)  # a value of its own
             object.__setattr__(observed, "output", observed.output[..., :0].clone())
         if not self.on_device:
-            observed, distance, kept = _on_cpu(observed, distance, kept)
+            observed, distance = observed.each(_to_cpu), _to_cpu(distance)
         step = self.here.step
         queries_named, keys_named = self.tokens.of(frame.name, step, given.queries, given.keys)
         with self.lock:
@@ -202,16 +213,23 @@ class Recorder:
             )
 
     def _kept(self, given: Given) -> Given:
-        """A copy of a call; layers that share a mask share its copy."""
+        """A copy of a call; layers that share a mask, boolean or float, share its copy."""
         mine = given.copied()
-        who = _identity(given.mask)
+        if not self.on_device:
+            mine = Given(**{name: _to_cpu(value) for name, value in vars(mine).items()})
+        mask, bias = self._shared("mask", given.mask, mine.mask), self._shared("bias", given.bias, mine.bias)
+        return replace(mine, mask=mask, bias=bias)
+
+    def _shared(self, name: str, theirs: Tensor | None, copy: Tensor | None) -> Tensor | None:
+        who = _identity(theirs)
         if who is None:
-            return mine
+            return copy
         with self.lock:
-            if self.last_mask is not None and self.last_mask[0] == who:
-                return replace(mine, mask=self.last_mask[2])
-            self.last_mask = (who, given.mask, mine.mask)  # held on to, so that no other mask comes to lie there
-        return mine
+            last = self.last_masks.get(name)
+            if last is not None and last[0] == who:
+                return last[2]
+            self.last_masks[name] = (who, theirs, copy)  # held on to, so that no other mask comes to lie there
+        return copy
 
     def refuse(self, why: str) -> None:
         """The call that is being made cannot be observed."""
@@ -219,7 +237,7 @@ class Recorder:
 
     def settle(self) -> None:
         """Say what was missed, now that everything has run."""
-        self.last_mask = None
+        self.last_masks = {}
         missed = dict(self.refused)
         made_calls = set(self.made_calls)
         for name, why in self.silent.items():
@@ -254,6 +272,16 @@ class Recorder:
         return (self.order.get(name) if number is None else number) == which
 
 
+def _running(frame: FrameType | None) -> bool:
+    """Is Python still inside this frame, on this thread? A run that was interrupted has left it."""
+    here: FrameType | None = sys._getframe()
+    while here is not None and frame is not None:
+        if here is frame:
+            return True
+        here = here.f_back
+    return False
+
+
 def _inside(name: str, other: str) -> bool:
     """Is a module a part of another, by their names?"""
     return name != other and (not other or name.startswith(f"{other}."))
@@ -277,10 +305,5 @@ def _identity(mask: Tensor | None) -> tuple[Any, ...] | None:
     return mask.data_ptr(), mask.shape, mask.stride(), mask._version
 
 
-def _on_cpu(observed: Observed, distance: Tensor | None, kept: Given | None) -> tuple[Any, Any, Any]:
-    def move(array: Any) -> Any:
-        return array.cpu() if isinstance(array, Tensor) else array
-
-    if kept is not None:
-        kept = Given(**{name: move(value) for name, value in vars(kept).items()})
-    return observed.each(move), None if distance is None else distance.cpu(), kept
+def _to_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value

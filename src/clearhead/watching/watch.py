@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -86,10 +85,9 @@ class watch:
         for name, module in recorder.root.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
-            before, after = partial(_before, recorder, name), partial(_after, recorder, name)
             self.handles += [
-                module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-                module.register_forward_hook(after, always_call=True, with_kwargs=True),
+                module.register_forward_pre_hook(Hook(_before, recorder, name), prepend=True, with_kwargs=True),
+                module.register_forward_hook(Hook(_after, recorder, name), always_call=True, with_kwargs=True),
             ]
         return recorder.seen
 
@@ -107,6 +105,27 @@ class watch:
         for handle in self.handles:
             handle.remove()
         self.handles = []
+
+
+class Hook:
+    """A hook of one watch on one module. In a copy of the model it does nothing: that is not watched."""
+
+    def __init__(self, does: Callable[..., Any], recorder: Recorder, name: str) -> None:
+        self.does, self.recorder, self.name = does, recorder, name
+
+    def __call__(self, *given: Any) -> Any:
+        return self.does(self.recorder, self.name, *given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return _nothing
+
+
+def _nothing(*given: Any) -> None:
+    """What a hook does in a copy of a watched model."""
 
 
 def _before(recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
