@@ -169,7 +169,8 @@ def look(given: Given, recorder: Recorder) -> Observed:
             raise ArgumentError("heads", f"has {outside[0]}, and the call has {count or 'no'} heads")
         given = given.of_heads(recorder.heads)
     observed = observe(given.q, given.k, given.v, **given.options, **wanted.for_length(given.queries))
-    distance = mean_distance(given, observed.lse, recorder.running) if wanted.distance else None
+    # there is no distance between two sequences
+    distance = mean_distance(given) if wanted.distance and not recorder.crosses else None
     recorder.add(given, observed, distance)
     return observed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import threading
@@ -23,6 +24,8 @@ from clearhead.watching.wants import Wanted
 ATTENTION = re.compile(r"(?i)attention|attn|(?<![a-z])mha(?![a-z])")
 # a module's own name says that it attends where it ends in this: post_attention_layernorm does not
 CALLED = re.compile(r"(?i)(^|_)(attention|attn|mha)\d*$")
+# what attention from one sequence to another is called
+CROSS = re.compile(r"(?i)cross|enc_?dec|encoder_attn|encoder_attention")
 PART = re.compile(r"(Norm|Dropout|Embeddings?|Bias|Output|Mask)$")
 
 
@@ -104,7 +107,7 @@ class Recorder:
                 if here.whole:
                     self.begun += 1
                     self.whole += 1
-                    self.tokens.begin(here.step, args, kwargs)
+                self.tokens.begin(here.step, args, kwargs, whole=here.whole)
         here.frames.append(Frame(name, module, here.made))
         return outermost
 
@@ -161,6 +164,15 @@ class Recorder:
         """The innermost module that is running on this thread."""
         return self.here.frames[-1].name if self.here.frames else ""
 
+    @property
+    def crosses(self) -> bool:
+        """Does the module that is running attend to another sequence, by its name?"""
+        if CROSS.search(self.running):
+            return True
+        frames = self.here.frames
+        layer = frames[-2].module if len(frames) > 1 else None
+        return isinstance(layer, nn.TransformerDecoderLayer) and frames[-1].module is layer.multihead_attn
+
     def count(self) -> None:
         """A call was made, whether it is wanted or not."""
         self.here.made += 1
@@ -193,7 +205,8 @@ class Recorder:
         if not self.on_device:
             observed, distance = observed.each(_to_cpu), _to_cpu(distance)
         step = self.here.step
-        queries_named, keys_named = self.tokens.of(frame.name, step, given.queries, given.keys)
+        batch = math.prod(observed.lse.shape[:-2])
+        named = self.tokens.of(frame.name, step, batch, given.queries, given.keys, crossing=self.crosses)
         with self.lock:
             self.seen.calls.append(
                 Call(
@@ -207,8 +220,9 @@ class Recorder:
                     heads=self.heads,
                     distance=distance,
                     kept=kept,
-                    queries_named=queries_named,
-                    keys_named=keys_named,
+                    queries_named=named[0],
+                    keys_named=named[1],
+                    counted=self.wanted.counted(given.queries),
                 )
             )
 

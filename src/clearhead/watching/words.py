@@ -10,6 +10,7 @@ import numpy as np
 from clearhead.arrays import Array, to_numpy
 from clearhead.errors import ArgumentError
 from clearhead.tokens import names_for
+from clearhead.watching.seen import of_batch
 
 if TYPE_CHECKING:
     from clearhead.watching.seen import Seen
@@ -97,16 +98,15 @@ def matrix(seen: Seen, *, heads: str | int, layers: str | int, batch: int, words
     first = seen[0]
     if any(call.shape[-2:] != first.shape[-2:] for call in seen):
         raise ArgumentError("seen", "has calls of different lengths: choose a step(), a layer() or some by named()")
+    if len({call.step for call in seen}) > 1:
+        raise ArgumentError("seen", "has more than one step: choose one by step()")
     if isinstance(layers, int):
         seen = seen.layer(layers)
         layers = "mean"
     stacked = []
     for call in seen:
-        rows = call.rows(range(call.shape[-2]))
-        rows = rows.reshape((-1, *rows.shape[-3:]))  # (batch, heads, queries, keys)
-        if not 0 <= batch < len(rows):
-            raise ArgumentError("batch", f"is {batch}, expected 0 to {len(rows) - 1}")
-        stacked.append(_reduced("heads", rows[batch], heads))
+        rows = of_batch(call.rows(range(call.shape[-2])), batch)
+        stacked.append(_reduced("heads", rows, heads))
     if layers == "each" or heads == "each":
         if len({one.shape for one in stacked}) > 1:
             raise ArgumentError("heads", "cannot be 'each' where layers have different numbers of heads")
