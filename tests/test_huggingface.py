@@ -140,6 +140,17 @@ def test_training_drops_weights_and_gradients_flow():
     assert torch.equal(one(hf.IDS).logits, one(hf.IDS).logits)
 
 
+def test_gradients_flow_to_sinks_alone():
+    one = hf.build("gpt_oss")
+    one.set_attn_implementation("clearhead")
+    sinks = [parameter for name, parameter in one.named_parameters() if "sinks" in name]
+    one.requires_grad_(False)
+    for parameter in sinks:
+        parameter.requires_grad_(True)
+    one(hf.IDS, output_attentions=True).logits.sum().backward()
+    assert all(parameter.grad.any() for parameter in sinks)
+
+
 WATCHED = {
     "llama": ["model.layers.0.self_attn", "model.layers.1.self_attn"],
     "gpt2": ["transformer.h.0.attn", "transformer.h.1.attn"],

@@ -202,6 +202,10 @@ def test_words_are_known_by_their_marks():
     assert words_of(["<|begin|>", "The", "Ġem", "bed", "Ċ", "Ġ!"]) == [[0], [1], [2, 3], [4], [5]]
     assert words_of(["▁The", "▁em", "bed", "</s>"]) == [[0], [1, 2], [3]]
     assert words_of(["plain", "words"]) == [[0], [1]]
+    assert words_of(["Hello", ",", "Ġbank", "er", "!?", "Ċ", "The", "Ġend"]) == [[0], [1], [2, 3], [4], [5], [6], [7]]
+    assert words_of(["▁state", "-", "of", "▁do", "n", "'", "t"]) == [[0], [1], [2], [3, 4], [5], [6]]
+    assert words_of(["▁", "word", "▁", "▁"]) == [[0, 1], [2], [3]]
+    assert words_of([]) == []
 
 
 def test_merged_weights_are_sums_over_keys_and_means_over_queries():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,13 +36,14 @@ def words_of(tokens: Sequence[str]) -> list[list[int]]:
     [[0], [1, 2, 3], [4]]
     >>> words_of(["The", "Ġbank", "rupt", "Ġfirm"]), words_of(["▁bank", "rupt", "▁firm", "</s>"])
     ([[0], [1, 2], [3]], [[0, 1], [2], [3]])
+
+    Punctuation stands alone, as WordPiece has it, also where a mark of its own is missing: `bank` and `,` are two.
     """
     marked = any(token.startswith(STARTS) for token in tokens)
     groups: list[list[int]] = []
     for place, token in enumerate(tokens):
         if marked:
-            alone = token.startswith(STARTS) or _special(token) or (place > 0 and _special(tokens[place - 1]))
-            goes_on = not alone and place > 0
+            goes_on = place > 0 and not (token.startswith(STARTS) or _apart(token) or _apart(tokens[place - 1]))
         else:
             goes_on = token.startswith(GOES_ON) and len(token) > len(GOES_ON) and place > 0
         if goes_on:
@@ -49,6 +51,12 @@ def words_of(tokens: Sequence[str]) -> list[list[int]]:
         else:
             groups.append([place])
     return groups
+
+
+def _apart(token: str) -> bool:
+    """Is a token no part of a word: a mark of the tokenizer, a new line, or punctuation?"""
+    bare = token.lstrip("".join(STARTS))
+    return _special(token) or token.startswith("Ċ") or bool(bare and all(map(string.punctuation.__contains__, bare)))
 
 
 def _special(token: str) -> bool:
