@@ -140,6 +140,17 @@ def test_training_drops_weights_and_gradients_flow():
     assert torch.equal(one(hf.IDS).logits, one(hf.IDS).logits)
 
 
+def test_gradients_flow_to_sinks_alone():
+    one = hf.build("gpt_oss")
+    one.set_attn_implementation("clearhead")
+    sinks = [parameter for name, parameter in one.named_parameters() if "sinks" in name]
+    one.requires_grad_(False)
+    for parameter in sinks:
+        parameter.requires_grad_(True)
+    one(hf.IDS, output_attentions=True).logits.sum().backward()
+    assert all(parameter.grad.any() for parameter in sinks)
+
+
 WATCHED = {
     "llama": ["model.layers.0.self_attn", "model.layers.1.self_attn"],
     "gpt2": ["transformer.h.0.attn", "transformer.h.1.attn"],
@@ -198,6 +209,32 @@ def test_generation_is_watched_step_by_step():
         torch.testing.assert_close(step.distance.double(), far, rtol=1e-4, atol=1e-5)
         first = seen.step(3).summary().lines[0]
         assert first.first == pytest.approx(float((weights[0, 0, 0, 0] + weights[1, 0, 0, 3]) / 2), rel=1e-4)
+
+
+class Numbers:
+    def convert_ids_to_tokens(self, given: list[int]) -> list[str]:
+        return [str(i) for i in given]
+
+
+@torch.no_grad()
+def test_keys_of_another_sequence_are_named_by_it():
+    one = model("t5")
+    one.set_attn_implementation("sdpa")
+    ids, other = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 2, 3]])
+    with ch.watch(one, tokens=Numbers()) as seen:
+        one(input_ids=ids, decoder_input_ids=other)
+    for call in seen:
+        crossing = "EncDec" in call.name
+        assert call.keys_named == (
+            (("1", "2", "3"),) if "decoder" in call.name and not crossing else (("5", "6", "7"),)
+        )
+        assert call.queries_named == ((("1", "2", "3"),) if "decoder" in call.name else (("5", "6", "7"),))
+        assert (call.distance is None) == crossing
+    with ch.watch(one, tokens=Numbers()) as seen:
+        one.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    assert {call.keys_named for call in seen if "EncDec" in call.name} == {(("5", "6", "7"),)}
+    selves = [call for call in seen if "decoder.block.0.layer.0" in call.name]
+    assert [len(call.keys_named[0]) for call in selves] == [1, 2, 3, 4]
 
 
 @torch.no_grad()

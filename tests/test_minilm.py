@@ -137,7 +137,9 @@ def test_any_folder_works_the_same_way(folders):
     assert len(output.splitlines()) == 4 + 4 + 1
     back = shown("--model", str(folders["whole"]), "--text", RIVER, "--text", LOAN)
     assert "In no head: bank stands before river or loan, and this model only looks back." in back
-    assert "entropy" in shown("--model", str(folders["whole"]), "--text", RIVER, "--word", "bank", "--summary")
+    summary = shown("--model", str(folders["whole"]), "--text", RIVER, "--word", "bank", "--summary")
+    assert summary.splitlines()[-5].split()[-6:] == ["entropy", "on", "first", "distance", "largest", "logit"]
+    assert "–" not in summary, "all that a summary has is watched"
 
 
 MISTAKES = {
@@ -147,6 +149,10 @@ MISTAKES = {
     "--text one --text two": "--text: have no word in common: say which word to look at by --word",
     "--text one --word two": "--word: is 'two', which 'one' does not have; there is one",
     "--text bank --text bank": "--text: 'bank' has no word that the others do not have",
+    "--text bank --word bank": "--text: 'bank' has no other word",
+    "--text ! --word a": "--word: is 'a', which '!' does not have; there is none",
+    "--plot /no-such-folder/a.png": "--plot: cannot write /no-such-folder/a.png: No such file or directory",
+    "--model=": "--model: is '', expected minilm or a folder that holds a model",
     "--to river": "--to: is given 1 times, expected one for each of 2 texts",
     "--to river --to money": "--to: is 'money', which 'The bank approved the loan' does not have",
 }
@@ -167,6 +173,37 @@ def test_what_a_folder_lacks_is_said(folders, tmp_path):
         assert result.stderr.count("\n") == 1
     result = CliRunner().invoke(app, ["watch", "--text", " "])
     assert result.stderr == "clearhead: --text: is empty\n"
+
+
+def unreadable(kind: str, folder: Path) -> str:
+    """A folder with a model that cannot read the texts, and what is said of it."""
+    import transformers
+
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    gpt = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30522}
+    if kind == "pictures":
+        model = transformers.ViTModel(transformers.ViTConfig(**small, image_size=32))
+    elif kind == "few tokens":
+        model = transformers.GPT2Model(transformers.GPT2Config(**{**gpt, "vocab_size": 50}))
+    else:
+        model = transformers.GPT2Model(transformers.GPT2Config(**gpt, n_positions=6 if kind == "short" else 64))
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(local_models.folder_of("minilm")).save_pretrained(folder)
+    if kind == "broken":
+        (folder / "model.safetensors").write_bytes(b"these are no weights at all")
+        return f"--model: {folder} cannot be read: "
+    if kind == "short":
+        return f"--text: has 7 tokens, and {folder} reads 6: 'The bank of the river'…"
+    return f"--model: {folder} cannot read a text: "
+
+
+@pytest.mark.parametrize("kind", ["pictures", "few tokens", "short", "broken"])
+def test_a_model_that_cannot_read_a_text_is_said_in_one_line(kind, tmp_path):
+    words = unreadable(kind, tmp_path)
+    result = CliRunner().invoke(app, ["watch", "--model", str(tmp_path)])
+    assert result.exit_code == 2, result.exception
+    assert result.stderr.startswith(f"clearhead: {words}")
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_what_cannot_be_followed_is_said(gpt):
     with pytest.raises(ch.ArgumentError, match="different lengths"):
         twice.rollout()
     assert twice.step(1).rollout().shape == (2, 5, 5)
-    with pytest.raises(ch.ArgumentError, match="query: is 13, expected -13 to 12"):
+    with pytest.raises(ch.ArgumentError, match="query: has 13, expected positions from -13 to 12"):
         gpt.rollout(13)
     with pytest.raises(ch.ArgumentError, match="residual: is 2, expected a share from 0 to 1"):
         gpt.rollout(0, residual=2)
@@ -202,6 +202,10 @@ def test_words_are_known_by_their_marks():
     assert words_of(["<|begin|>", "The", "Ġem", "bed", "Ċ", "Ġ!"]) == [[0], [1], [2, 3], [4], [5]]
     assert words_of(["▁The", "▁em", "bed", "</s>"]) == [[0], [1, 2], [3]]
     assert words_of(["plain", "words"]) == [[0], [1]]
+    assert words_of(["Hello", ",", "Ġbank", "er", "!?", "Ċ", "The", "Ġend"]) == [[0], [1], [2, 3], [4], [5], [6], [7]]
+    assert words_of(["▁state", "-", "of", "▁do", "n", "'", "t"]) == [[0], [1], [2], [3, 4], [5], [6]]
+    assert words_of(["▁", "word", "▁", "▁"]) == [[0, 1], [2], [3]]
+    assert words_of([]) == []
 
 
 def test_merged_weights_are_sums_over_keys_and_means_over_queries():
@@ -286,22 +290,93 @@ def test_other_files_are_refused(tmp_path):
         ch.Seen().save(tmp_path / "no" / "such" / "folder")
 
 
-class Letters:
-    """A tokenizer, as far as watch needs one."""
+def test_attention_to_another_sequence_as_long_has_no_distance():
+    layer = nn.TransformerDecoderLayer(16, 2, 16, batch_first=True)
+    seen = seen_of(nn.TransformerDecoder(layer, 1).eval(), torch.randn(1, 5, 16), torch.randn(1, 5, 16))
+    assert [(call.name, call.distance is None) for call in seen] == [
+        ("layers.0.self_attn", False), ("layers.0.multihead_attn", True),
+    ]  # fmt: skip
 
-    def convert_ids_to_tokens(self, given: list[int]) -> list[str]:
-        return [chr(97 + i % 26) for i in given]
+
+def test_received_of_the_last_queries_gives_their_share_on_the_first():
+    seen = seen_of(Gpt(layers=1), ids(), want={"weights": True, "received": 3})
+    weights = seen[0].weights.double().numpy()
+    for line in seen.summary().lines:
+        assert line.first == pytest.approx(weights[:, line.head, -3:, 0].mean(), rel=1e-5)
+        logs = np.log(weights[:, line.head], where=weights[:, line.head] > 0, out=np.zeros((2, 13, 13)))
+        assert line.entropy == pytest.approx(-(weights[:, line.head] * logs).sum(-1).mean(), rel=1e-5)
 
 
-def test_a_tokenizer_names_the_tokens_of_every_step():
-    model = Gpt(layers=1)
-    with torch.no_grad(), ch.watch(model, tokens=Letters()) as seen:
-        model(torch.tensor([[0, 1, 2], [3, 4, 5]]))
-    assert seen[0].keys_named == (("a", "b", "c"), ("d", "e", "f"))
-    assert seen[0].queries_named == seen[0].keys_named
-    fixed = seen_of(model, ids(1, 3), tokens=["x", "y", "z"])
-    assert fixed[0].keys_named == (("x", "y", "z"),)
-    assert seen_of(model, ids(1, 4), tokens=["x", "y", "z"])[0].keys_named is None
+class Split(nn.Module):
+    """Two calls, with different numbers of heads."""
+
+    def forward(self, x):
+        for heads in (4, 2):
+            part = x.unflatten(-1, (heads, -1)).transpose(1, 2)
+            x = x + nn.functional.scaled_dot_product_attention(part, part, part).transpose(1, 2).flatten(2)
+        return x
+
+
+def test_summary_of_calls_with_different_numbers_of_heads():
+    seen = seen_of(Split(), torch.randn(1, 5, 24))
+    lines = seen.summary().lines
+    assert [line.head for line in lines] == [0, 1, 2, 3]
+    assert lines[3].entropy == pytest.approx(seen[0].entropy[0, 3].mean().item(), rel=1e-5)
+    both = torch.stack([call.entropy[0, 1] for call in seen])
+    assert lines[1].entropy == pytest.approx(both.mean().item(), rel=1e-5)
+
+
+def test_names_are_no_markup():
+    model = nn.Sequential()
+    model.add_module("[/b][red]x", Gpt(layers=1).h[0].attn)
+    seen = seen_of(model, torch.randn(1, 5, 24))
+    seen.missed["[bold]"] = "pip install 'clearhead[torch]'"
+    console = Console(file=io.StringIO(), width=140)
+    console.print(seen.summary())
+    assert "[/b][red]x" in console.file.getvalue()
+    assert "missed [bold]: pip install 'clearhead[torch]'" in console.file.getvalue()
+    assert "clearhead[torch]" in str(seen.summary())
+
+
+def test_arguments_of_what_is_asked_are_checked(gpt):
+    share = "residual: is {!r}, expected a share from 0 to 1"
+    for asked, words in (
+        (lambda: gpt.flow(0, residual=2), share.format(2)),
+        (lambda: gpt.rollout(0, residual="x"), share.format("x")),
+        (lambda: gpt.rollout(1.5), "query: has 1.5, expected positions from -13 to 12"),
+        (lambda: gpt.rollout([True]), "query: has True, expected positions from -13 to 12"),
+        (lambda: gpt[0].rows([1.5]), "queries: has 1.5, expected positions from -13 to 12"),
+        (lambda: gpt.matrix(batch="0"), "batch: is '0', expected 0 to 1"),
+        (lambda: gpt.flow(0, batch=1.0), "batch: is 1.0, expected 0 to 1"),
+        (lambda: ch.Seen().layer(0), "layer: is 0, and the calls that were seen have none"),
+    ):
+        with pytest.raises(ch.ArgumentError) as error:
+            asked()
+        assert str(error.value) == words
+    assert gpt[0].rows(-1).shape == (2, 3, 1, 13)
+
+
+def test_a_matrix_is_of_one_step():
+    model = Gpt(layers=2)
+    with torch.no_grad(), ch.watch(model, want={"weights": True}) as seen:
+        model(ids())
+        model(ids())
+    with pytest.raises(ch.ArgumentError, match=r"seen: has more than one step: choose one by step\(\)"):
+        seen.matrix()
+    assert seen.step(1).matrix(layers="each").weights.shape == (2, 13, 13)
+
+
+def test_calls_without_heads_are_one_matrix_and_cannot_be_followed():
+    class Bare(nn.Module):
+        def forward(self, x):
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    seen = seen_of(Bare(), torch.randn(5, 8), want={"weights": True, "received": True})
+    np.testing.assert_array_equal(seen.matrix().weights, seen[0].weights.numpy())
+    assert len(seen.summary().lines) == 1
+    for follow in (seen.rollout, seen.flow):
+        with pytest.raises(ch.ArgumentError, match="seen: has '' without heads"):
+            follow(0)
 
 
 def test_without_safetensors_it_says_what_brings_it(gpt, tmp_path, monkeypatch):

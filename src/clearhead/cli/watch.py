@@ -128,4 +128,7 @@ def _draw(found: list[Any], path: Path) -> None:
         axes = plot_looks(found)
     except ImportError as error:
         raise ArgumentError("--plot", str(error)) from None
-    _save(axes, path, 150)
+    try:
+        _save(axes, path, 150)
+    except ArgumentError as error:
+        raise ArgumentError("--plot", str(error).partition(": ")[2]) from None

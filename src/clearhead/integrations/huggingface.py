@@ -52,7 +52,8 @@ def register(name: str = "clearhead", *, want: Mapping[str, Any] | None = None) 
     torch.Size([1, 2, 3, 2])
 
     Softcaps, sliding windows, sinks, learned biases, grouped heads, and static, dynamic and sliding caches are taken as
-    the model gives them. Weights are those before dropout. Registering a name again replaces what it means.
+    the model gives them. Weights are those before dropout, and no gradient flows through them. Registering a name again
+    replaces what it means.
     """
     if not isinstance(name, str) or not name or name in ("eager", "sdpa", "flex_attention"):
         raise ArgumentError("name", f"is {name!r}, expected a name that transformers does not use itself")
@@ -91,7 +92,8 @@ def _forward(want: Wanted | None) -> Callable[..., tuple[Tensor, Any]]:
             dropped = (dropout, seed) if beside else None
             return attention(given.q, given.k, given.v, **given.options, dropout=dropped)
 
-        grads = torch.is_grad_enabled() and any(a.requires_grad for a in (query, key, value))
+        tensors = (given.q, given.k, given.v, given.bias, given.sinks)
+        grads = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors)
         if not torch.compiler.is_compiling() and mode.active.recorders:
             output = mode.attend(given, plain, beside=beside)
         elif found is not None and not beside and not grads:

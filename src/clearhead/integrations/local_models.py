@@ -30,7 +30,7 @@ def folder_of(name: str) -> Path:
             raise ArgumentError("--model", f"minilm is not installed: {BRINGS_MINILM}")
         return Path(spec.origin).parent / "model"
     folder = Path(name)
-    if not folder.is_dir():
+    if not name or not folder.is_dir():
         raise ArgumentError("--model", f"is {name!r}, expected minilm or a folder that holds a model")
     if not (folder / "config.json").is_file():
         raise ArgumentError("--model", f"{name} has no config.json: model.save_pretrained({name!r}) writes one")
@@ -54,8 +54,8 @@ def load(name: str) -> Loaded:
     register()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ArgumentError("--model", f"{name} has no tokenizer that can be read: {_first(error)}") from None
+    except Exception as error:  # of any of the libraries that read files
+        raise ArgumentError("--model", f"{name} has no tokenizer that can be read: {first_line(error)}") from None
     if not tokenizer("a b")["input_ids"]:  # made up from the configuration alone: it knows no token
         raise ArgumentError(
             "--model", f"{name} has no tokenizer that can be read: tokenizer.save_pretrained({name!r}) writes one"
@@ -64,9 +64,9 @@ def load(name: str) -> Loaded:
     for way in ("clearhead", None):  # None for models that choose their attention in another way
         try:
             model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, attn_implementation=way)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except Exception as error:
             if way is None:
-                raise ArgumentError("--model", f"{name} cannot be read: {_first(error)}") from None
+                raise ArgumentError("--model", f"{name} cannot be read: {first_line(error)}") from None
         else:
             break
     assert model is not None
@@ -74,6 +74,7 @@ def load(name: str) -> Loaded:
     return Loaded(name, model.eval(), tokenizer)
 
 
-def _first(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in one line."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

@@ -8,25 +8,20 @@ left of the mean lies ahead.
 
 from __future__ import annotations
 
-import re
-
 from clearhead.arrays import HALF, Array, Library, dtype_name
 from clearhead.attention import observe
 from clearhead.masks import causal
 from clearhead.watching.given import Given
 
-# what attention from one sequence to another is called: there is no distance between them
-CROSS = re.compile(r"(?i)cross|enc_?dec|encoder_attn|multihead_attn|encoder_attention")
 
-
-def mean_distance(given: Given, lse: Array, name: str) -> Array | None:
-    """Σ w·|i − j| for each query, (…, heads, queries); None for attention to another sequence.
+def mean_distance(given: Given) -> Array | None:
+    """Σ w·|i − j| for each query of a sequence on itself, (…, heads, queries); None where there is nothing.
 
     A call with as many queries as keys has query i at key i. With fewer queries, as in decoding with a cache, a query
     stands at the last key that it may attend to.
     """
     same = given.queries == given.keys or given.causal
-    if not given.keys or not given.queries or (not same and CROSS.search(name)):
+    if not given.keys or not given.queries:
         return None
     library = Library.of(given.q)
     xp = library.xp

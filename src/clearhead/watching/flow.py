@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from clearhead.errors import ArgumentError
-from clearhead.watching.rollout import layers_for
-from clearhead.watching.seen import Seen
+from clearhead.watching.rollout import check_share, layers_for
+from clearhead.watching.seen import Seen, of_batch
 
 LONGEST = 128
 
@@ -27,6 +27,7 @@ def flow(seen: Seen, query: int, *, batch: int = 0, residual: float = 0.5) -> np
     [1.0, 0.5, 0.5, 0.5]
     """
     calls = layers_for(seen)
+    check_share(residual)
     length = calls[0].shape[-1]
     if length > LONGEST:
         raise ArgumentError(
@@ -37,10 +38,7 @@ def flow(seen: Seen, query: int, *, batch: int = 0, residual: float = 0.5) -> np
     between = []
     for call in reversed(calls):  # from the query's layer down to the input
         rows = call.rows(range(length)).astype(np.float64)
-        rows = rows.reshape((-1, *rows.shape[-3:]))
-        if not 0 <= batch < len(rows):
-            raise ArgumentError("batch", f"is {batch}, expected 0 to {len(rows) - 1}")
-        between.append((1.0 - residual) * rows[batch].mean(0) + residual * np.eye(length))
+        between.append((1.0 - residual) * of_batch(rows, batch).mean(0) + residual * np.eye(length))
     return np.array([max_flow(between, int(query) % length, sink) for sink in range(length)])
 
 

@@ -67,13 +67,22 @@ def read(loaded: Loaded, text: str) -> tuple[Text, Seen]:
 
     if not text.strip():
         raise ArgumentError("--text", "is empty")
+    from clearhead.integrations.local_models import first_line
+
     tokenizer: Any = loaded.tokenizer
-    longest = tokenizer.model_max_length if tokenizer.model_max_length < 10**6 else None
-    given = tokenizer(text, return_tensors="pt", truncation=longest is not None, max_length=longest)
+    longest = min(tokenizer.model_max_length, getattr(loaded.model.config, "max_position_embeddings", None) or 10**6)
+    given = tokenizer(text, return_tensors="pt", verbose=False)
+    length = given["input_ids"].shape[1]
+    if longest < length:
+        raise ArgumentError("--text", f"has {length} tokens, and {loaded.name} reads {longest}: {text[:40]!r}…")
     known = {name: given[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in given}
     ids = given["input_ids"][0].tolist()
-    with torch.no_grad(), watch(loaded.model, want={"weights": True}, tokens=tokenizer) as seen:
-        loaded.model(**known)
+    want = {"weights": True, "received": True, "distance": True}
+    try:
+        with torch.no_grad(), watch(loaded.model, want=want, tokens=tokenizer) as seen:
+            loaded.model(**known)
+    except Exception as error:  # one that reads pictures or sound, or has fewer tokens than its tokenizer
+        raise ArgumentError("--model", f"{loaded.name} cannot read a text: {first_line(error)}") from None
     if not len(seen):
         why = next(iter(seen.missed.values()), "nothing attends in it")
         raise ArgumentError("--model", f"{loaded.name}: no attention could be seen: {why}")
@@ -113,7 +122,7 @@ def looks(texts: Sequence[Text], word: str | None = None, to: Sequence[str] = ()
         chosen = texts[0].rarest(shared)
     missing = [text.text for text, places in zip(texts, there, strict=True) if chosen not in places]
     if missing:
-        words = ", ".join(texts[0].candidates()) if len(texts) == 1 else ", ".join(shared)
+        words = ", ".join(texts[0].candidates() if len(texts) == 1 else shared) or "none"
         raise ArgumentError("--word", f"is {word!r}, which {missing[0]!r} does not have; there is {words}")
     found = []
     for number, (text, places) in enumerate(zip(texts, there, strict=True)):
@@ -125,7 +134,8 @@ def looks(texts: Sequence[Text], word: str | None = None, to: Sequence[str] = ()
         elif own:
             settles = text.rarest(own)
         else:
-            raise ArgumentError("--text", f"{text.text!r} has no word that the others do not have")
+            lacks = "no other word" if len(texts) == 1 else "no word that the others do not have"
+            raise ArgumentError("--text", f"{text.text!r} has {lacks}")
         rows = text.weights[:, :, places[chosen]]
         found.append(Look(text, chosen, settles, rows[..., places[settles]], rows))
     return found

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from clearhead.attention import observe
@@ -24,6 +25,9 @@ from clearhead.watching import sdpa
 from clearhead.watching.distance import mean_distance
 from clearhead.watching.given import Given
 from clearhead.watching.recorder import ATTENTION, Recorder
+
+# kernels that libraries register, and those that take functions, as flex_attention does
+KERNELS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
 
 
 @dataclass
@@ -89,7 +93,7 @@ class Mode(TorchFunctionMode):
             return _attend(func, args, kwargs)
         if func is F.multi_head_attention_forward:
             return _multi_head(func, args, kwargs)
-        if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and ATTENTION.search(str(func)):
+        if isinstance(func, KERNELS) and ATTENTION.search(str(func)):
             for recorder in active.recorders:
                 recorder.count()
                 recorder.refuse(f"it calls {func}, a kernel of its own")
@@ -124,7 +128,7 @@ def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False) -
     if not interested:
         return plain()
     tensors = [a for a in (given.q, given.k, given.v, given.bias, given.sinks) if isinstance(a, Tensor)]
-    beside = beside or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+    beside = beside or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)) or any(map(_dual, tensors))
     result = plain() if beside else None
     with torch.no_grad():
         given = given.detached()
@@ -135,20 +139,38 @@ def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False) -
                 recorder.refuse(f"observing it failed: {error}")
                 continue
             if result is None and recorder.heads is None:
-                result = observed.output
+                result = laid_out(observed.output, given.q)
     return plain() if result is None else result
+
+
+def _dual(tensor: Tensor) -> bool:
+    """Does a tensor carry a tangent, of forward-mode differentiation?"""
+    unpack: Any = forward_ad.unpack_dual
+    return forward_ad._current_level >= 0 and unpack(tensor).tangent is not None
+
+
+def laid_out(output: Tensor, q: Tensor) -> Tensor:
+    """An output as PyTorch lays it out in memory, after the queries: models take a `view` of it that relies on this."""
+    if output.shape != q.shape or q.stride(-1) != 1:
+        return output
+    strides = torch.empty_like(q, device="meta").stride()
+    if output.stride() == strides:
+        return output
+    return torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device).copy_(output)
 
 
 def look(given: Given, recorder: Recorder) -> Observed:
     """Observe a call for one watch."""
     wanted = recorder.wanted
     if recorder.heads is not None:
-        outside = [head for head in recorder.heads if head >= given.q.shape[-3]]
+        count = given.q.shape[-3] if given.q.ndim > 2 else 0
+        outside = [head for head in recorder.heads if head >= count]
         if outside:
-            raise ArgumentError("heads", f"has {outside[0]}, and the call has {given.q.shape[-3]} heads")
+            raise ArgumentError("heads", f"has {outside[0]}, and the call has {count or 'no'} heads")
         given = given.of_heads(recorder.heads)
     observed = observe(given.q, given.k, given.v, **given.options, **wanted.for_length(given.queries))
-    distance = mean_distance(given, observed.lse, recorder.running) if wanted.distance else None
+    # there is no distance between two sequences
+    distance = mean_distance(given) if wanted.distance and not recorder.crosses else None
     recorder.add(given, observed, distance)
     return observed
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,6 +24,8 @@ from clearhead.watching.wants import Wanted
 ATTENTION = re.compile(r"(?i)attention|attn|(?<![a-z])mha(?![a-z])")
 # a module's own name says that it attends where it ends in this: post_attention_layernorm does not
 CALLED = re.compile(r"(?i)(^|_)(attention|attn|mha)\d*$")
+# what attention from one sequence to another is called
+CROSS = re.compile(r"(?i)cross|enc_?dec|encoder_attn|encoder_attention")
 PART = re.compile(r"(Norm|Dropout|Embeddings?|Bias|Output|Mask)$")
 
 
@@ -50,6 +55,8 @@ class Thread(threading.local):
     frames: list[Frame] = field(default_factory=list)
     made: int = 0
     step: int = 0
+    whole: bool = False  # it is the whole model that runs
+    within: FrameType | None = None  # where Python runs the outermost module
 
 
 class Recorder:
@@ -72,8 +79,9 @@ class Recorder:
         self.begun = 0
         self.runs = 0
         self.inside = 0
+        self.whole = 0
         self.closed = False
-        self.last_mask: tuple[Any, Any, Any] | None = None
+        self.last_masks: dict[str, tuple[Any, Any, Any]] = {}
         self.at_last: Callable[[], None] | None = None
         self.order: dict[str, int] = {}  # modules without a number in their name, in the order of their first call
         self.made_calls: set[str] = set()
@@ -83,7 +91,7 @@ class Recorder:
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A module starts to run; True where it is the outermost on this thread."""
         here = self.here
-        if module is self.root:
+        if module is self.root and not _running(here.within):
             self.abandon()
         outermost = not here.frames
         if outermost:
@@ -92,10 +100,14 @@ class Recorder:
                     return False
                 self.runs += 1
                 self.inside += 1
-                here.step = self.begun
-                if module is self.root:
+                here.within = sys._getframe(3)  # past the hook: what called it also runs the module
+                here.whole = module is self.root
+                # a part that runs while the model does is run by it, on a thread of its own
+                here.step = self.begun - 1 if self.whole and not here.whole else self.begun
+                if here.whole:
                     self.begun += 1
-                    self.tokens.begin(here.step, args, kwargs)
+                    self.whole += 1
+                self.tokens.begin(here.step, args, kwargs, whole=here.whole)
         here.frames.append(Frame(name, module, here.made))
         return outermost
 
@@ -128,8 +140,10 @@ class Recorder:
             at_last()
 
     def _one_less(self) -> None:
+        self.here.within = None
         with self.lock:
             self.inside -= 1
+            self.whole -= self.here.whole
             last = self.at_last if not self.inside else None
         if last is not None:
             last()
@@ -138,8 +152,10 @@ class Recorder:
         if not attends(frame.name, frame.module):
             return
         with self.lock:
-            # what stands inside it are its helpers, and not attention of their own
-            self.silent = {n: why for n, why in self.silent.items() if not n.startswith(f"{frame.name}.")}
+            # what stands inside it are its helpers, and not attention of their own; inside the whole model only where
+            # it attends by itself: all its layers stand there
+            if frame.name or "" in self.made_calls:
+                self.silent = {n: why for n, why in self.silent.items() if not _inside(n, frame.name)}
             if self.here.made == frame.before:
                 self.silent[frame.name] = _silence(frame.module)
 
@@ -147,6 +163,15 @@ class Recorder:
     def running(self) -> str:
         """The innermost module that is running on this thread."""
         return self.here.frames[-1].name if self.here.frames else ""
+
+    @property
+    def crosses(self) -> bool:
+        """Does the module that is running attend to another sequence, by its name?"""
+        if CROSS.search(self.running):
+            return True
+        frames = self.here.frames
+        layer = frames[-2].module if len(frames) > 1 else None
+        return isinstance(layer, nn.TransformerDecoderLayer) and frames[-1].module is layer.multihead_attn
 
     def count(self) -> None:
         """A call was made, whether it is wanted or not."""
@@ -158,8 +183,8 @@ class Recorder:
         if self.closed or self.layers is None:
             return not self.closed
         name = self.running
-        number = self.number(name)
-        return any(number == which if isinstance(which, int) else fnmatchcase(name, which) for which in self.layers)
+        self.number(name)
+        return any(self._is(name, which) for which in self.layers)
 
     def number(self, name: str) -> int:
         """The layer of a module: the number in its name, or else its place among those that have none."""
@@ -178,9 +203,10 @@ class Recorder:
             observed = observed.each(lambda a: a)  # a value of its own
             object.__setattr__(observed, "output", observed.output[..., :0].clone())
         if not self.on_device:
-            observed, distance, kept = _on_cpu(observed, distance, kept)
+            observed, distance = observed.each(_to_cpu), _to_cpu(distance)
         step = self.here.step
-        queries_named, keys_named = self.tokens.of(frame.name, step, given.queries, given.keys)
+        batch = math.prod(observed.lse.shape[:-2])
+        named = self.tokens.of(frame.name, step, batch, given.queries, given.keys, crossing=self.crosses)
         with self.lock:
             self.seen.calls.append(
                 Call(
@@ -194,22 +220,30 @@ class Recorder:
                     heads=self.heads,
                     distance=distance,
                     kept=kept,
-                    queries_named=queries_named,
-                    keys_named=keys_named,
+                    queries_named=named[0],
+                    keys_named=named[1],
+                    counted=self.wanted.counted(given.queries),
                 )
             )
 
     def _kept(self, given: Given) -> Given:
-        """A copy of a call; layers that share a mask share its copy."""
+        """A copy of a call; layers that share a mask, boolean or float, share its copy."""
         mine = given.copied()
-        who = _identity(given.mask)
+        if not self.on_device:
+            mine = Given(**{name: _to_cpu(value) for name, value in vars(mine).items()})
+        mask, bias = self._shared("mask", given.mask, mine.mask), self._shared("bias", given.bias, mine.bias)
+        return replace(mine, mask=mask, bias=bias)
+
+    def _shared(self, name: str, theirs: Tensor | None, copy: Tensor | None) -> Tensor | None:
+        who = _identity(theirs)
         if who is None:
-            return mine
+            return copy
         with self.lock:
-            if self.last_mask is not None and self.last_mask[0] == who:
-                return replace(mine, mask=self.last_mask[2])
-            self.last_mask = (who, given.mask, mine.mask)  # held on to, so that no other mask comes to lie there
-        return mine
+            last = self.last_masks.get(name)
+            if last is not None and last[0] == who:
+                return last[2]
+            self.last_masks[name] = (who, theirs, copy)  # held on to, so that no other mask comes to lie there
+        return copy
 
     def refuse(self, why: str) -> None:
         """The call that is being made cannot be observed."""
@@ -217,15 +251,18 @@ class Recorder:
 
     def settle(self) -> None:
         """Say what was missed, now that everything has run."""
-        self.last_mask = None
+        self.last_masks = {}
         missed = dict(self.refused)
         made_calls = set(self.made_calls)
         for name, why in self.silent.items():
-            if name not in made_calls and not any(made.startswith(f"{name}.") for made in made_calls):
+            if name not in made_calls and not any(_inside(made, name) for made in made_calls):
                 missed.setdefault(name, why)
         for name, module in self.root.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 missed.setdefault(name, f"{type(module).__name__} is TorchScript, which runs where Python cannot see")
+        if unmet := self._unmet(made_calls | set(missed)):
+            known = ", ".join(sorted(made_calls)[:6]) + (", …" if len(made_calls) > 6 else "")
+            missed.setdefault("", f"layers has {unmet}, and no call was made there; calls were made by {known}")
         if not missed and not self.made_calls:
             kind = type(self.root).__name__
             missed[""] = (
@@ -235,6 +272,33 @@ class Recorder:
             )
         self.seen.missed.clear()
         self.seen.missed.update(missed)
+
+    def _unmet(self, names: set[str]) -> str:
+        """Those of the layers asked for that none of the names belongs to."""
+        if not self.made_calls or self.layers is None:
+            return ""
+        return ", ".join(repr(which) for which in self.layers if not any(self._is(name, which) for name in names))
+
+    def _is(self, name: str, which: int | str) -> bool:
+        if isinstance(which, str):
+            return fnmatchcase(name, which)
+        number = layer_of(name)
+        return (self.order.get(name) if number is None else number) == which
+
+
+def _running(frame: FrameType | None) -> bool:
+    """Is Python still inside this frame, on this thread? A run that was interrupted has left it."""
+    here: FrameType | None = sys._getframe()
+    while here is not None and frame is not None:
+        if here is frame:
+            return True
+        here = here.f_back
+    return False
+
+
+def _inside(name: str, other: str) -> bool:
+    """Is a module a part of another, by their names?"""
+    return name != other and (not other or name.startswith(f"{other}."))
 
 
 def _silence(module: nn.Module) -> str:
@@ -255,10 +319,5 @@ def _identity(mask: Tensor | None) -> tuple[Any, ...] | None:
     return mask.data_ptr(), mask.shape, mask.stride(), mask._version
 
 
-def _on_cpu(observed: Observed, distance: Tensor | None, kept: Given | None) -> tuple[Any, Any, Any]:
-    def move(array: Any) -> Any:
-        return array.cpu() if isinstance(array, Tensor) else array
-
-    if kept is not None:
-        kept = Given(**{name: move(value) for name, value in vars(kept).items()})
-    return observed.each(move), None if distance is None else distance.cpu(), kept
+def _to_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from clearhead.errors import ArgumentError
-from clearhead.watching.seen import Call, Seen
+from clearhead.watching.seen import Call, Seen, whole_numbers
 
 # rows that are carried at once: they are the features of one call
 TOGETHER = 64
@@ -24,6 +24,10 @@ def layers_for(seen: Seen) -> list[Call]:
     if not len(seen):
         raise ArgumentError("seen", "has no calls")
     for call in seen:
+        if len(call.shape) < 3:
+            raise ArgumentError(
+                "seen", f"has {call.name!r} without heads, (queries, keys) alone, which is not followed"
+            )
         if call.shape[-2] != call.shape[-1]:
             raise ArgumentError(
                 "seen",
@@ -35,6 +39,12 @@ def layers_for(seen: Seen) -> list[Call]:
     if len({call.step for call in seen}) > 1:
         raise ArgumentError("seen", "has more than one step: choose one by step()")
     return list(seen)
+
+
+def check_share(residual: float) -> None:
+    """The share of the residual connection is one."""
+    if isinstance(residual, bool) or not isinstance(residual, int | float | np.number) or not 0 <= residual <= 1:
+        raise ArgumentError("residual", f"is {residual!r}, expected a share from 0 to 1")
 
 
 def rollout(seen: Seen, query: int | Sequence[int] | None = None, *, residual: float = 0.5) -> np.ndarray:
@@ -53,12 +63,8 @@ def rollout(seen: Seen, query: int | Sequence[int] | None = None, *, residual: f
     """
     calls = layers_for(seen)
     *lead, _, length, _ = calls[0].shape
-    if not 0.0 <= residual <= 1.0:
-        raise ArgumentError("residual", f"is {residual!r}, expected a share from 0 to 1")
-    places = range(length) if query is None else [query] if isinstance(query, int | np.integer) else list(query)
-    for place in places:
-        if not -length <= place < length:
-            raise ArgumentError("query", f"is {place}, expected {-length} to {length - 1}")
+    check_share(residual)
+    places = range(length) if query is None else whole_numbers("query", query, length)
     found = []
     for start in range(0, len(places), TOGETHER):
         some = [place % length for place in places[start : start + TOGETHER]]

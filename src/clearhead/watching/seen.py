@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -30,7 +30,8 @@ class Call:
 
     The fields of `observed` can be asked of the call itself: `call.entropy`, `call.received`, `call.top`. Its output is
     kept where `want` has output=True, and else has no features. `heads` says which heads were kept, None for all.
-    `queries_named` and `keys_named` are the tokens of each batch row, where they are known.
+    `queries_named` and `keys_named` are the tokens of each batch row, where they are known. `counted` is how many of
+    the last queries `received` counts, None for all.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Call:
     kept: Given | None = None
     queries_named: tuple[Names, ...] | None = None
     keys_named: tuple[Names, ...] | None = None
+    counted: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,10 +101,7 @@ class Call:
     def rows(self, queries: Sequence[int]) -> np.ndarray:
         """The exact weights of some queries, (…, heads, len(queries), keys), from what was kept."""
         count = self.shape[-2]
-        outside = [i for i in queries if not -count <= i < count]
-        if outside:
-            raise ArgumentError("queries", f"has position {outside[0]}, expected {-count} to {count - 1}")
-        places = [int(i) % count for i in queries]
+        places = [i % count for i in whole_numbers("queries", queries, count)]
         if self.weights is not None:
             return to_numpy(self.weights)[..., places, :]
         if self.queries is not None and set(places) <= set(np.asarray(self.queries.indices).tolist()):
@@ -208,12 +207,13 @@ class Seen(Sequence[Call]):
 
     def layer(self, number: int) -> Seen:
         """The calls of one layer; −1 is the last. A layer's number is the first one in its module's name."""
-        return self._part([call for call in self.calls if call.layer == _one_of("layer", number, self.layers)])
+        which = _one_of("layer", number, self.layers)
+        return self._part([call for call in self.calls if call.layer == which])
 
     def step(self, number: int) -> Seen:
         """The calls of one step; −1 is the last. A step is one call of the model."""
-        steps = sorted({call.step for call in self.calls})
-        return self._part([call for call in self.calls if call.step == _one_of("step", number, steps)])
+        which = _one_of("step", number, sorted({call.step for call in self.calls}))
+        return self._part([call for call in self.calls if call.step == which])
 
     def named(self, pattern: str) -> Seen:
         """The calls of modules with this name; * stands for anything."""
@@ -269,6 +269,23 @@ class Seen(Sequence[Call]):
         lines += [f"  {call!r}" for call in self.calls[:6]] + (["  …"] if len(self) > 6 else [])
         lines += [f"  missed {name or 'the model'}: {why}" for name, why in self.missed.items()]
         return "\n".join(lines)
+
+
+def of_batch(weights: np.ndarray, batch: int) -> np.ndarray:
+    """The weights (heads, queries, keys) of one batch row of (…, heads, queries, keys), or of (queries, keys)."""
+    rows = weights.reshape((-1, *((1,) * (3 - weights.ndim)), *weights.shape[-3:]))
+    if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or not 0 <= batch < len(rows):
+        raise ArgumentError("batch", f"is {batch!r}, expected 0 to {len(rows) - 1}")
+    return rows[batch]
+
+
+def whole_numbers(argument: str, given: Any, count: int) -> list[int]:
+    """Positions below `count`, negative from the end: one, or several; words that say so where they are no such."""
+    chosen = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    for one in chosen:
+        if isinstance(one, bool) or not isinstance(one, int | np.integer) or not -count <= one < count:
+            raise ArgumentError(argument, f"has {one!r}, expected positions from {-count} to {count - 1}")
+    return [int(one) for one in chosen]
 
 
 def _one_of(what: str, number: Any, there: list[int]) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from clearhead.arrays import to_numpy
 from clearhead.watching.seen import Call, Seen
@@ -55,7 +56,7 @@ class Summary:
         if self.lines:
             yield _table(self.lines, options.max_width)
         for name, why in self.missed.items():
-            yield f"missed {name or 'the model'}: {why}"
+            yield Text(f"missed {name or 'the model'}: {why}")
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=80, highlight=False)
@@ -77,7 +78,7 @@ def _table(lines: Sequence[Line], width: int) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     before = None
     for line in lines:
-        who = str(line.layer) if narrow else line.name
+        who = Text(str(line.layer) if narrow else line.name)  # a name is no markup, whatever brackets it has
         table.add_row(
             who if line.name != before else "",
             str(line.head),
@@ -105,10 +106,11 @@ def summary(seen: Seen) -> Summary:
         by_name.setdefault(call.name, []).append(call)
     lines: list[Line] = []
     for name, calls in by_name.items():
-        count = calls[0].shape[-3] if len(calls[0].shape) > 2 else 1
-        heads = calls[0].heads or range(count)
-        columns = [_columns(calls, place) for place in range(count)]
-        lines += [Line(name, calls[0].layer, head, *numbers) for head, numbers in zip(heads, columns, strict=True)]
+        counts = [call.shape[-3] if len(call.shape) > 2 else 1 for call in calls]
+        heads = calls[0].heads or range(max(counts))
+        for place, head in enumerate(heads):  # a module may make calls with different numbers of heads
+            having = [call for call, count in zip(calls, counts, strict=True) if place < count]
+            lines.append(Line(name, calls[0].layer, head, *_columns(having, place)))
     return Summary(tuple(lines), dict(seen.missed))
 
 
@@ -118,7 +120,7 @@ def _columns(calls: list[Call], head: int) -> tuple[float | None, ...]:
         lse = _of_head(call.lse, head)  # (batch, queries)
         live = np.isfinite(lse)
         received = None if call.received is None else _of_head(call.received, head)
-        if received is not None and call.shape[-2] == call.keys:
+        if received is not None and call.counted is None and call.shape[-2] == call.keys:
             live &= received > 0
         entropy.append(np.where(live, _of_head(call.entropy, head), np.nan).ravel())
         largest.append(np.where(live, _of_head(call.max_score, head), np.nan).ravel())
@@ -126,7 +128,7 @@ def _columns(calls: list[Call], head: int) -> tuple[float | None, ...]:
             distance.append(np.where(live, _of_head(call.distance, head), np.nan).ravel())
         if received is not None:
             # of the queries that attend to anything, padded ones included: `received` does not tell them apart
-            count = np.isfinite(lse).sum(-1)
+            count = np.isfinite(lse[:, -(call.counted or lse.shape[-1]) :]).sum(-1)
             place = (received > 0).argmax(-1)
             share = np.take_along_axis(received, place[:, None], -1)[:, 0] / np.maximum(count, 1)
             first.append(np.where(count > 0, share, np.nan))

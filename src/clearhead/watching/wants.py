@@ -35,6 +35,11 @@ class Wanted:
         places = [int(i) for i in np.atleast_1d(np.asarray(chosen)) if -queries <= i < queries]
         return {**self.options, "queries": places}
 
+    def counted(self, queries: int) -> int | None:
+        """How many last queries `received` counts, of so many; None for all."""
+        received = self.options.get("received")
+        return None if received is None or isinstance(received, bool) or received >= queries else int(received)
+
 
 def wanted(given: Mapping[str, Any] | None) -> Wanted:
     """`want=` as it was given, checked; what a summary shows where nothing was said.

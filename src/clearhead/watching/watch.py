@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
+
+import numpy as np
 
 try:
     import torch
@@ -84,10 +85,9 @@ class watch:
         for name, module in recorder.root.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
-            before, after = partial(_before, recorder, name), partial(_after, recorder, name)
             self.handles += [
-                module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-                module.register_forward_hook(after, always_call=True, with_kwargs=True),
+                module.register_forward_pre_hook(Hook(_before, recorder, name), prepend=True, with_kwargs=True),
+                module.register_forward_hook(Hook(_after, recorder, name), always_call=True, with_kwargs=True),
             ]
         return recorder.seen
 
@@ -105,6 +105,27 @@ class watch:
         for handle in self.handles:
             handle.remove()
         self.handles = []
+
+
+class Hook:
+    """A hook of one watch on one module. In a copy of the model it does nothing: that is not watched."""
+
+    def __init__(self, does: Callable[..., Any], recorder: Recorder, name: str) -> None:
+        self.does, self.recorder, self.name = does, recorder, name
+
+    def __call__(self, *given: Any) -> Any:
+        return self.does(self.recorder, self.name, *given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return _nothing
+
+
+def _nothing(*given: Any) -> None:
+    """What a hook does in a copy of a watched model."""
 
 
 def _before(recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -166,23 +187,41 @@ class Uncompiled:
 uncompiled = Uncompiled()
 
 
-def _layers(given: Iterable[int | str] | int | str | None) -> tuple[int | str, ...] | None:
+def _layers(given: Any) -> tuple[int | str, ...] | None:
     if given is None:
         return None
-    chosen = (given,) if isinstance(given, int | str) else tuple(given)
+    chosen = tuple(_number(one) for one in _several(given))
     for one in chosen:
-        if isinstance(one, bool) or not isinstance(one, int | str) or (isinstance(one, int) and one < 0):
+        if not (isinstance(one, str) or _counts(one)):
             raise ArgumentError("layers", f"has {one!r}, expected numbers from 0, or names of modules")
+    if not chosen:
+        raise ArgumentError("layers", "is empty, expected at least one number or name")
     return chosen
 
 
-def _heads(given: Iterable[int] | int | None) -> tuple[int, ...] | None:
+def _heads(given: Any) -> tuple[int, ...] | None:
     if given is None:
         return None
-    chosen = (given,) if isinstance(given, int) else tuple(given)
+    chosen = tuple(_number(one) for one in _several(given))
     for one in chosen:
-        if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+        if not _counts(one):
             raise ArgumentError("heads", f"has {one!r}, expected numbers from 0")
     if not chosen:
         raise ArgumentError("heads", "is empty, expected at least one number")
     return chosen
+
+
+def _several(given: Any) -> Iterable[Any]:
+    """What was given, or the things in it."""
+    single = isinstance(given, str) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0
+    return (given,) if single else given
+
+
+def _number(one: Any) -> Any:
+    """NumPy's and PyTorch's whole numbers as Python's."""
+    whole = isinstance(one, np.integer) or (isinstance(one, torch.Tensor) and one.ndim == 0 and not one.is_complex())
+    return one.item() if whole else one
+
+
+def _counts(one: Any) -> bool:
+    return isinstance(one, int) and not isinstance(one, bool) and one >= 0

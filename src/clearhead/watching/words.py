@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from clearhead.arrays import Array, to_numpy
 from clearhead.errors import ArgumentError
 from clearhead.tokens import names_for
+from clearhead.watching.seen import of_batch
 
 if TYPE_CHECKING:
     from clearhead.watching.seen import Seen
@@ -34,13 +36,14 @@ def words_of(tokens: Sequence[str]) -> list[list[int]]:
     [[0], [1, 2, 3], [4]]
     >>> words_of(["The", "Ġbank", "rupt", "Ġfirm"]), words_of(["▁bank", "rupt", "▁firm", "</s>"])
     ([[0], [1, 2], [3]], [[0, 1], [2], [3]])
+
+    Punctuation stands alone, as WordPiece has it, also where a mark of its own is missing: `bank` and `,` are two.
     """
     marked = any(token.startswith(STARTS) for token in tokens)
     groups: list[list[int]] = []
     for place, token in enumerate(tokens):
         if marked:
-            alone = token.startswith(STARTS) or _special(token) or (place > 0 and _special(tokens[place - 1]))
-            goes_on = not alone and place > 0
+            goes_on = place > 0 and not (token.startswith(STARTS) or _apart(token) or _apart(tokens[place - 1]))
         else:
             goes_on = token.startswith(GOES_ON) and len(token) > len(GOES_ON) and place > 0
         if goes_on:
@@ -48,6 +51,12 @@ def words_of(tokens: Sequence[str]) -> list[list[int]]:
         else:
             groups.append([place])
     return groups
+
+
+def _apart(token: str) -> bool:
+    """Is a token no part of a word: a mark of the tokenizer, a new line, or punctuation?"""
+    bare = token.lstrip("".join(STARTS))
+    return _special(token) or token.startswith("Ċ") or bool(bare and all(map(string.punctuation.__contains__, bare)))
 
 
 def _special(token: str) -> bool:
@@ -97,16 +106,15 @@ def matrix(seen: Seen, *, heads: str | int, layers: str | int, batch: int, words
     first = seen[0]
     if any(call.shape[-2:] != first.shape[-2:] for call in seen):
         raise ArgumentError("seen", "has calls of different lengths: choose a step(), a layer() or some by named()")
+    if len({call.step for call in seen}) > 1:
+        raise ArgumentError("seen", "has more than one step: choose one by step()")
     if isinstance(layers, int):
         seen = seen.layer(layers)
         layers = "mean"
     stacked = []
     for call in seen:
-        rows = call.rows(range(call.shape[-2]))
-        rows = rows.reshape((-1, *rows.shape[-3:]))  # (batch, heads, queries, keys)
-        if not 0 <= batch < len(rows):
-            raise ArgumentError("batch", f"is {batch}, expected 0 to {len(rows) - 1}")
-        stacked.append(_reduced("heads", rows[batch], heads))
+        rows = of_batch(call.rows(range(call.shape[-2])), batch)
+        stacked.append(_reduced("heads", rows, heads))
     if layers == "each" or heads == "each":
         if len({one.shape for one in stacked}) > 1:
             raise ArgumentError("heads", "cannot be 'each' where layers have different numbers of heads")
