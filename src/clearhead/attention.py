@@ -70,6 +70,9 @@ def attention(
             from clearhead.traced import traced_attention  # needs PyTorch, which is here now
 
             return traced_attention(q, k, v, mask, bias, scale, softcap, sinks, dropout, kernel)
+        if autograd.overridden(q, k, v):
+            options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
+            return autograd.hand_over(attention, (q, k, v), **options, dropout=dropout, kernel=kernel)
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     return problem.restore(_run(choose(problem, kernel)[0], problem).output)
 

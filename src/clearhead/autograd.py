@@ -55,6 +55,16 @@ def traced(kernel: str | None, *tensors: Array) -> bool:
     return any(is_torch(tensor) and stands_in(tensor) for tensor in tensors)
 
 
+def overridden(*tensors: Array) -> bool:
+    """True where something sees this call before it is made: a `TorchFunctionMode`, or a tensor class of its own."""
+    return bool(sys.modules["torch"].overrides.has_torch_function_variadic(*tensors))
+
+
+def hand_over(function: Any, tensors: tuple[Array, ...], **options: Any) -> Any:
+    """The call as PyTorch's own functions make it known; who sees it makes the call."""
+    return sys.modules["torch"].overrides.handle_torch_function(function, tensors, *tensors, **options)
+
+
 @lru_cache(maxsize=1)
 def _torch_function() -> Any:
     torch = sys.modules["torch"]

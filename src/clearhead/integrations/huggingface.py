@@ -94,12 +94,11 @@ def _forward(want: Wanted | None) -> Callable[..., tuple[Tensor, Any]]:
 
         tensors = (given.q, given.k, given.v, given.bias, given.sinks)
         grads = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors)
-        if not torch.compiler.is_compiling() and mode.active.recorders:
-            output = mode.attend(given, plain, beside=beside)
-        elif found is not None and not beside and not grads:
+        watched = not torch.compiler.is_compiling() and bool(mode.active.recorders)
+        if found is not None and not beside and not grads and not watched:
             output = found.output
         else:
-            output = plain()
+            output = plain()  # which a watch sees by itself
         return output.transpose(1, 2).contiguous(), _shown(found, want, query.dtype)
 
     return clearhead_attention

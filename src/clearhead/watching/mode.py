@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from clearhead.attention import observe
+from clearhead.attention import attention, observe
 from clearhead.errors import ArgumentError
 from clearhead.observe import Observed
-from clearhead.watching import sdpa
+from clearhead.watching import own, sdpa
 from clearhead.watching.distance import mean_distance
 from clearhead.watching.given import Given
 from clearhead.watching.recorder import ATTENTION, Recorder
@@ -89,7 +89,7 @@ class Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One call of a PyTorch function."""
         kwargs = kwargs or {}
-        if func in sdpa.NAMES:
+        if func in sdpa.NAMES or func is attention:
             return _attend(func, args, kwargs)
         if func is F.multi_head_attention_forward:
             return _multi_head(func, args, kwargs)
@@ -105,13 +105,17 @@ def _attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         return func(*args, **kwargs)
 
     try:
-        given, dropout = sdpa.read(args, kwargs)
+        if func is attention:
+            given, dropped = own.read(*args, **kwargs), kwargs.get("dropout") is not None
+        else:
+            given, dropout = sdpa.read(args, kwargs)
+            dropped = dropout > 0
     except (ValueError, TypeError) as error:
         for recorder in active.recorders:
             recorder.count()
             recorder.refuse(str(error))
         return plain()
-    return attend(given, plain, beside=dropout > 0)
+    return attend(given, plain, beside=dropped)
 
 
 def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False) -> Tensor:
