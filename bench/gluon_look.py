@@ -108,7 +108,9 @@ def wrong(case: tuple[Any, ...], width: int, dtype: Any, cut: Any, seed: int) ->
     torch.cuda.synchronize()
     tell = {"received": (runs[0][0], right[..., -count:, :].sum(-2), plain[..., -count:, :].sum(-2))}
     if map:
-        for name, mine, one, other in zip(("mean", "max"), runs[0][1], pooled(right, map), pooled(plain, map), strict=True):
+        for name, mine, one, other in zip(
+            ("mean", "max"), runs[0][1], pooled(right, map), pooled(plain, map), strict=True
+        ):
             tell[name] = (mine, one, other)
         if any(not torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0][1], run[1], strict=True)):
             return "maps of several runs differ"
@@ -198,7 +200,12 @@ def time_all(names: list[str]) -> None:
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     for _ in range(2):
-        for batch, n, width, offset in ((1, 16384, 128, None), (1, 16384, 128, 0), (1, 16384, 64, 0), (2, 4096, 128, 0)):
+        for batch, n, width, offset in (
+            (1, 16384, 128, None),
+            (1, 16384, 128, 0),
+            (1, 16384, 64, 0),
+            (2, 4096, 128, 0),
+        ):
             q, k, v = (torch.randn((batch, 16, n, width), device="cuda", dtype=torch.bfloat16) for _ in range(3))
             column = f"{n} D={width}" + ("" if offset is None else " causal")
             scale = width**-0.5

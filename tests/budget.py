@@ -54,6 +54,13 @@ def check(got: Any, expected: Expected, keys: int, what: str) -> None:
     assert distance <= allowed, f"{what}: off by {distance:.3g}, allowed {allowed:.3g}"
 
 
+def within(got: Any, exact: Any, plain: Any, keys: int, what: str = "output", size: float | None = None) -> None:
+    """The same budget where exact and plain are at hand: tensors, exact in float64, plain in the precision of `got`."""
+    eps = float(ml_dtypes.finfo(str(got.dtype).removeprefix("torch.")).eps)
+    numbers = [np.asarray(a.detach().double()) for a in (got, exact, plain)]
+    check(numbers[0], Expected(numbers[1], numbers[2], eps, size), keys, what)
+
+
 @cache
 def expected(name: str) -> dict[str, Expected]:
     """Everything that can come out of a case: output, gradients, observations."""

@@ -10,9 +10,10 @@ import pytest
 from elsewhere import python
 
 DRIVER = """
-import os, pty, sys, termios, time
+import os, pty, signal, sys, termios, time
 child, master = pty.fork()
 if child == 0:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job is started with it ignored
     os.execv(sys.executable, [sys.executable, "-m", "clearhead", "explain", "random:3,3,3", "--walk"])
 before, output = termios.tcgetattr(master), b""
 while b"any key" not in output:
@@ -46,6 +47,7 @@ import os, pty, signal, sys, time
 child, master = pty.fork()
 if child == 0:
     os.environ["TERM"] = "xterm-256color"
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execv(sys.executable, [sys.executable, "-m", "clearhead", "profile", "--lengths", "1024,2048,4096"])
 output = b""
 while b"\\x1b[?25l" not in output:

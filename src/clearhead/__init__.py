@@ -16,6 +16,7 @@ from clearhead.positions import Linear, Yarn, alibi, relative_bias, rotary, sinu
 from clearhead.trace import Trace, trace
 
 if TYPE_CHECKING:
+    from clearhead import nn as nn
     from clearhead.doctor import Report, check
     from clearhead.plots import (
         plot_attention,
@@ -29,11 +30,15 @@ if TYPE_CHECKING:
     )
     from clearhead.profiling import Profile, profile
     from clearhead.scales import Scaling, scaling
+    from clearhead.watching.seen import Call, Seen
+    from clearhead.watching.watch import watch
+    from clearhead.watching.words import merge_subwords
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
+    "Call",
     "Dropout",
     "KernelRefused",
     "Linear",
@@ -44,6 +49,7 @@ __all__ = [
     "Profile",
     "Report",
     "Scaling",
+    "Seen",
     "Trace",
     "Yarn",
     "alibi",
@@ -55,6 +61,7 @@ __all__ = [
     "gradients",
     "lengths",
     "merge",
+    "merge_subwords",
     "observe",
     "plan",
     "plot_attention",
@@ -74,16 +81,20 @@ __all__ = [
     "set_threads",
     "sinusoidal",
     "trace",
+    "watch",
     "where",
     "window",
 ]
 
 # What is looked at after the fact is imported when it is first asked for, so that `import clearhead` stays light
 _LATER = {
+    "Call": "clearhead.watching.seen",
     "Profile": "clearhead.profiling",
     "Report": "clearhead.doctor",
     "Scaling": "clearhead.scales",
+    "Seen": "clearhead.watching.seen",
     "check": "clearhead.doctor",
+    "merge_subwords": "clearhead.watching.words",
     "plot_attention": "clearhead.plots",
     "plot_bias": "clearhead.plots",
     "plot_entropy": "clearhead.plots",
@@ -94,10 +105,13 @@ _LATER = {
     "plot_scaling": "clearhead.plots",
     "profile": "clearhead.profiling",
     "scaling": "clearhead.scales",
+    "watch": "clearhead.watching.watch",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return import_module("clearhead.nn")
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")

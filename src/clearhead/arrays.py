@@ -26,6 +26,8 @@ def dtype_name(array: Array) -> str:
     'float32'
     """
     dtype = array.dtype
+    if type(array) is not np.ndarray and is_torch(array):
+        return str(dtype).removeprefix("torch.")
     key = (type(dtype), dtype)  # dtypes of two libraries do not like to be compared
     name = _NAMES.get(key)
     if name is None:
@@ -49,9 +51,28 @@ def is_torch(value: object) -> bool:
 
 
 def is_traced(value: object) -> bool:
-    """True for an array that holds no numbers yet: one that JAX is tracing."""
+    """True for an array that holds no numbers yet: one that JAX or PyTorch is tracing, or that stands for others."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return is_abstract(value)
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+def is_abstract(tensor: Array) -> bool:
+    """True for a PyTorch tensor whose numbers cannot be read: compiled, exported, fake, on "meta" or in torch.func."""
+    torch = sys.modules["torch"]
+    return torch.compiler.is_compiling() or stands_in(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def stands_in(tensor: Array) -> bool:
+    """True for a tensor on "meta" or of a class with operators of its own, such as a fake one."""
+    torch, kind = sys.modules["torch"], type(tensor)
+    if tensor.is_meta:
+        return True
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return False
+    return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
 
 
 def to_numpy(array: Array) -> np.ndarray:

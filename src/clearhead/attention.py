@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead import autograd
-from clearhead.arrays import Array, Library, dtype_name, require_array
+from clearhead.arrays import Array, Library, dtype_name, is_torch, require_array
 from clearhead.choose import choose
 from clearhead.errors import ArgumentError
 from clearhead.kernels.contract import Kernel
@@ -29,7 +29,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
-    dropout: tuple[float, int] | None = None,
+    dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
 ) -> Array:
     """Scaled dot-product attention: softmax(q kᵀ · scale [softcap] [+ bias] [mask]) v.
@@ -40,7 +40,8 @@ def attention(
     (8, 5, 64)
 
     Arrays are NumPy's, PyTorch's, JAX's or of any library that speaks the array API; the output is of the same library,
-    dtype and device. On PyTorch tensors that need gradients they flow.
+    dtype and device. On PyTorch tensors that need gradients they flow, `torch.compile`, `torch.export` and `torch.func`
+    work, and `torch.autocast` is followed.
 
     - q (…, Hq, T, D), k (…, Hk, S, D), v (…, Hk, S, Dv). Two-dimensional arrays are one head. Leading axes are batch
       and broadcast. Hq may be a multiple of Hk (grouped queries): query head h uses key head h // (Hq / Hk).
@@ -51,18 +52,27 @@ def attention(
     - scale: 1/√D unless given; a temperature τ is scale=1/(τ√D).
     - softcap: c·tanh(score / c), before bias and mask.
     - sinks: (Hq,), one logit a head that joins the softmax's denominator only.
-    - dropout: (probability, seed). The same seed drops the same weights in every kernel and library.
+    - dropout: (probability, seed). The same seed drops the same weights in every kernel and library. A seed may be a
+      PyTorch tensor of one number.
     - kernel: the name of the kernel to use, which then runs or raises `KernelRefused`; `plan` says which one is chosen.
 
     Order: scores → scale → softcap → bias → mask → softmax → dropout → values. float16 and bfloat16 are summed in
     float32. A wrong argument raises `ArgumentError`, a `ValueError`, before anything is computed.
     """
-    if type(q) is type(k) is type(v) is np.ndarray and not any(
-        option is not None for option in (mask, bias, scale, softcap, sinks, dropout, kernel)
-    ):
+    plain = mask is None and bias is None and scale is None and softcap is None and sinks is None
+    if plain and dropout is None and kernel is None and type(q) is type(k) is type(v) is np.ndarray:
         output = small(q, k, v)
         if output is not None:
             return output
+    if is_torch(q):
+        q, k, v = autograd.autocast(q, k, v)
+        if autograd.traced(kernel, q, k, v):
+            from clearhead.traced import traced_attention  # needs PyTorch, which is here now
+
+            return traced_attention(q, k, v, mask, bias, scale, softcap, sinks, dropout, kernel)
+        if autograd.overridden(q, k, v):
+            options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
+            return autograd.hand_over(attention, (q, k, v), **options, dropout=dropout, kernel=kernel)
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     return problem.restore(_run(choose(problem, kernel)[0], problem).output)
 
@@ -77,7 +87,7 @@ def observe(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
-    dropout: tuple[float, int] | None = None,
+    dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
     top: int | None = None,
     received: bool | int | None = None,
@@ -104,6 +114,10 @@ def observe(
 
     All of them speak of the weights before dropout.
     """
+    if is_torch(q):
+        q, k, v = autograd.autocast(q, k, v)
+        if autograd.traced("dense", q, k, v):
+            raise ArgumentError("q", "is traced, expected numbers: call observe outside torch.compile and torch.export")
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     problem = replace(problem, want=want(problem.grid, top, received, map, queries, weights))
     return _run(choose(problem, kernel)[0], problem).each(problem.restore)
@@ -120,7 +134,7 @@ def gradients(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
-    dropout: tuple[float, int] | None = None,
+    dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
 ) -> tuple[Array, Array, Array]:
     """(dq, dk, dv): the exact gradients of `(attention(q, k, v, …) * dout).sum()`, recomputed by tile in O(n) memory.

@@ -1,4 +1,4 @@
-"""How gradients flow through a kernel that computes its own: PyTorch's autograd, taught to call it."""
+"""Where a call meets PyTorch's own machinery: autograd, taught to call a kernel's backward; autocast; tracing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from clearhead.arrays import Array
+from clearhead.arrays import Array, is_torch, stands_in
+from clearhead.errors import KernelRefused
 from clearhead.kernels.contract import Kernel
 from clearhead.observe import Observed
 from clearhead.problem import Problem
@@ -24,6 +25,44 @@ def run(kernel: Kernel, problem: Problem) -> Observed:
     kept: list[Observed] = []
     output = function.apply(kernel, problem, kept, problem.q, problem.k, problem.v, problem.sinks)
     return replace(kept[0], output=output)
+
+
+def autocast(*arrays: Array) -> tuple[Array, ...]:
+    """Tensors in the precision that an open `torch.autocast` asks for, as PyTorch does for its own attention.
+
+    float64 stays, as it does there.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not is_torch(arrays[0]):
+        return arrays
+    device = arrays[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return arrays
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        array.to(dtype) if is_torch(array) and array.is_floating_point() and array.dtype != torch.float64 else array
+        for array in arrays
+    )
+
+
+def traced(kernel: str | None, *tensors: Array) -> bool:
+    """True where a call has to be an operator: it is compiled, exported, transformed, or has no numbers yet."""
+    torch = sys.modules["torch"]
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return kernel != "dense"  # its steps are PyTorch's own, which every transform knows, also twice
+    return any(is_torch(tensor) and stands_in(tensor) for tensor in tensors)
+
+
+def overridden(*tensors: Array) -> bool:
+    """True where something sees this call before it is made: a `TorchFunctionMode`, or a tensor class of its own."""
+    return bool(sys.modules["torch"].overrides.has_torch_function_variadic(*tensors))
+
+
+def hand_over(function: Any, tensors: tuple[Array, ...], **options: Any) -> Any:
+    """The call as PyTorch's own functions make it known; who sees it makes the call."""
+    return sys.modules["torch"].overrides.handle_torch_function(function, tensors, *tensors, **options)
 
 
 @lru_cache(maxsize=1)
@@ -44,13 +83,28 @@ def _torch_function() -> Any:
             return observed.output
 
         @staticmethod
-        @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]  # PyTorch has no types for it
         def backward(ctx: Any, dout: Array) -> tuple[Any, ...]:
-            *_, output, peak, total = ctx.saved_tensors  # also checks that q, k and v were not written to since
-            found = ctx.kernel.gradients(ctx.problem, dout, output, peak, total)
+            q, k, v, output, peak, total = ctx.saved_tensors  # also checks that q, k and v were not written to since
+            found = Backward.apply(ctx.kernel, ctx.problem, dout, output.detach(), peak, total, q, k, v)
+            return None, None, None, *found
+
+    class Backward(torch.autograd.Function):  # type: ignore[misc,name-defined]
+        """A kernel's own backward, which is differentiated no further."""
+
+        @staticmethod
+        def forward(ctx: Any, kernel: Kernel, problem: Problem, *tensors: Array) -> tuple[Any, ...]:
+            ctx.kernel = kernel.name
+            found = kernel.gradients(problem, *tensors[:4])
             dsinks = found.dsinks
-            if dsinks is not None:
-                dsinks = dsinks.to(ctx.problem.sinks.dtype)
-            return None, None, None, found.dq, found.dk, found.dv, dsinks
+            if dsinks is not None and problem.sinks is not None:
+                dsinks = dsinks.to(problem.sinks.dtype)
+            return found.dq, found.dk, found.dv, dsinks
+
+        @staticmethod
+        def backward(ctx: Any, *_: Array) -> tuple[Any, ...]:
+            raise KernelRefused(ctx.kernel, NO_SECOND)
 
     return Attention
+
+
+NO_SECOND = "it gives no second derivatives; attention(…, kernel='dense') does"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from clearhead.arrays import Array, is_torch, is_traced, settled, to_numpy
+from clearhead.arrays import Array, dtype_name, is_torch, is_traced, settled, to_numpy
 from clearhead.errors import ArgumentError
 
 Align = Literal["end", "start"]
@@ -61,6 +62,14 @@ def bins_of(whole: range, most: int) -> list[range]:
 
 def whole_numbers(argument: str, value: object) -> Array:
     """A number or an array of whole numbers, checked; read into NumPy unless it is traced."""
+    torch = sys.modules.get("torch")
+    if torch is not None and (torch.compiler.is_compiling() or is_torch(value)):
+        # what PyTorch compiles stays its own: there, NumPy arrays are tensors in disguise
+        numbers = torch.tensor(value) if isinstance(value, int | list | tuple) else torch.as_tensor(value)
+        if is_traced(numbers):
+            if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
+                raise ArgumentError(argument, f"has dtype {dtype_name(numbers)}, expected whole numbers")
+            return numbers
     numbers = settled(value)
     if is_torch(numbers):  # on an accelerator: they are few, and every mask needs to read them
         numbers = to_numpy(numbers)
@@ -71,15 +80,38 @@ def whole_numbers(argument: str, value: object) -> Array:
     return numbers if is_traced(numbers) else np.asarray(numbers, dtype=np.int64)
 
 
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that all broadcast to; a ValueError where they do not. Sizes may be PyTorch's symbols.
+
+    >>> broadcast((2, 1), (5,))
+    (2, 5)
+    """
+    first = tuple(shapes[0])
+    if all(tuple(other) == first for other in shapes[1:]):
+        return first
+    rank = max(map(len, shapes))
+    sizes = [1] * rank
+    for shape in shapes:
+        for axis, size in enumerate(shape, rank - len(shape)):
+            if size != 1:
+                if sizes[axis] != 1 and sizes[axis] != size:
+                    raise ValueError(f"shapes {shapes} do not broadcast")
+                sizes[axis] = size
+    return tuple(sizes)
+
+
+def fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
+    """True where `shape` broadcasts to `into`."""
+    if len(shape) > len(into):
+        return False
+    return all(size in (1, want) for size, want in zip(shape, into[len(into) - len(shape) :], strict=True))
+
+
 def by_batch(argument: str, values: Array, grid: Grid) -> Array:
     """One number, or one for each batch row, shaped to broadcast against (…, heads, queries, keys)."""
     if values.ndim == 0:
         return values
-    try:
-        fits = np.broadcast_shapes(values.shape, grid.batch) == grid.batch
-    except ValueError:
-        fits = False
-    if not fits:
+    if not fits(values.shape, grid.batch):
         raise ArgumentError(
             argument,
             f"has shape {tuple(values.shape)}, expected one number or the batch shape {grid.batch}"
@@ -110,6 +142,11 @@ class Alignment:
             return by_batch("offset", self.given, grid)
         return np.asarray(grid.keys - grid.queries if self.align == "end" else 0)
 
+    def check(self, grid: Grid) -> None:
+        """Refuse an offset for other batch rows than there are."""
+        if self.given is not None:
+            by_batch("offset", self.given, grid)
+
     def arguments(self) -> list[str]:
         """How the alignment is spelled in a call, for printing."""
         if self.given is not None:
@@ -132,11 +169,7 @@ def spelled(values: Array) -> str:
 
 def fitting(argument: str, shape: tuple[int, ...], grid: Grid) -> None:
     """Refuse a shape that does not broadcast to (*batch, heads, queries, keys)."""
-    try:
-        fits = np.broadcast_shapes(shape, grid.shape) == grid.shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not fits(shape, grid.shape):
         raise ArgumentError(argument, f"has shape {shape}, which does not broadcast to {grid.shape}: {grid}")
 
 

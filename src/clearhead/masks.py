@@ -66,6 +66,9 @@ class Band(Mask):
             allowed = (distance >= -self.back) & allowed
         return decided(allowed)
 
+    def check(self, grid: Grid) -> None:
+        self.alignment.check(grid)
+
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         offset = self.alignment.offset(grid)
         place = query + int(offset if offset.ndim == 0 else part(offset, at)[0, 0])
@@ -102,6 +105,9 @@ class Before(Mask):
             return known
         count = by_batch(self.name, self.count, grid)
         return decided(np.asarray(columns)[None, :] < count)
+
+    def check(self, grid: Grid) -> None:
+        by_batch(self.name, self.count, grid)
 
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         count = by_batch(self.name, self.count, grid)
@@ -190,6 +196,9 @@ class GlobalTokens(Mask):
         places = np.asarray(rows)[:, None] + self.alignment.offset(grid)
         return decided(np.isin(places, self.indices) | np.isin(np.asarray(columns), self.indices))
 
+    def check(self, grid: Grid) -> None:
+        self.alignment.check(grid)
+
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         verb = "makes one of them global" if self.allows(query, key, grid, at) else "makes neither global"
         return f"{self!r} {verb}"
@@ -221,6 +230,9 @@ class RandomBlocks(Mask):
         for place, i in enumerate(query_blocks):
             table[place, list(_drawn(self.seed, i, key_blocks, self.count))] = True
         return table
+
+    def check(self, grid: Grid) -> None:
+        """It fits every size."""
 
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         drawn = sorted(_drawn(self.seed, query // self.block, -(-grid.keys // self.block), self.count))
@@ -315,7 +327,7 @@ def global_tokens(indices: Iterable[int], *, align: Align = "end", offset: objec
     · ■ ·
     """
     places = whole_numbers("indices", list(indices) if isinstance(indices, range) else indices)
-    return GlobalTokens(np.atleast_1d(places), Alignment.of(align, offset))
+    return GlobalTokens(places.reshape(-1), Alignment.of(align, offset))
 
 
 def random_blocks(block: int, *, count: int, seed: int = 0) -> Mask:

@@ -70,7 +70,7 @@ class Alibi(Bias):
 
     def check(self, grid: Grid) -> None:
         _heads("alibi", self.slopes.size, grid)
-        self.alignment.offset(grid)
+        self.alignment.check(grid)
 
     def __repr__(self) -> str:
         return f"alibi({', '.join([str(self.slopes.size), *self.alignment.arguments()])})"
@@ -99,7 +99,7 @@ class Relative(Bias):
 
     def check(self, grid: Grid) -> None:
         _heads("relative_bias", self.table.shape[1], grid)
-        self.alignment.offset(grid)
+        self.alignment.check(grid)
 
     def by_distance(self, distance: np.ndarray) -> np.ndarray:
         """(heads, …) for distances key − query: the bias depends on nothing else."""

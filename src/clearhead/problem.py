@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from clearhead.arrays import Array, Library, dtype_name, is_torch, require_array, require_floating
 from clearhead.dropout import Dropout, as_dropout
 from clearhead.errors import ArgumentError
-from clearhead.grid import Grid
+from clearhead.grid import Grid, broadcast
 from clearhead.mask import Mask, as_mask
 from clearhead.observe import Want
 from clearhead.positions import Bias, as_bias
@@ -84,13 +82,6 @@ def default_scale(q: Array) -> float:
     return 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
 
 
-def broadcast(first: tuple[int, ...], *others: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that all broadcast to; a ValueError where they do not."""
-    if all(tuple(other) == tuple(first) for other in others):
-        return tuple(first)
-    return np.broadcast_shapes(first, *others)
-
-
 def pose(
     q: Array,
     k: Array,
@@ -101,7 +92,7 @@ def pose(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
-    dropout: tuple[float, int] | None = None,
+    dropout: tuple[float, int | Array] | None = None,
 ) -> Problem:
     """Check every argument of a call and freeze it; whatever is wrong is said in one sentence."""
     _check_arrays(q, k, v)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from clearhead.cli import check, explain, plan, plot, profile, scaling
+from clearhead.cli import check, explain, plan, plot, profile, scaling, watch
 from clearhead.errors import ArgumentError, KernelRefused
 
 # Every mistake on the command line is one of these, wherever the installed typer keeps its classes
@@ -83,6 +83,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     profile.profile: "Time and memory as lengths grow.",
     scaling.scaling: "Why scores are divided by √d.",
     plot.plot: "Pictures, as PNG or SVG.",
+    watch.watch: "What a trained model attends to.",
 }
 for command, short in COMMANDS.items():
     # a line of \b keeps the lines after it as they are; docstrings are raw, and click wants the character

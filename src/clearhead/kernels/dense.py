@@ -64,7 +64,8 @@ class Dense:
         dsinks = None
         if found.dsinks is not None:
             dsinks = xp.sum(xp.reshape(xp.sum(found.dsinks, axis=-1), (-1, problem.grid.heads)), axis=0)
-        return Gradients(back(found.dq, problem.q), back(found.dk, problem.k), back(found.dv, problem.v), None, dsinks)
+        dbias = None if problem.bias is None else found.dbias
+        return Gradients(back(found.dq, problem.q), back(found.dk, problem.k), back(found.dv, problem.v), dbias, dsinks)
 
     def arguments(self, problem: Problem) -> tuple[Array, Array, Array, dict[str, Any]]:
         """The problem in the formula's terms: whole masks and biases, a key head for each query head."""
@@ -111,10 +112,10 @@ def small(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray | None:
         return None
     scores = q @ k.swapaxes(-1, -2)
     scores *= 1.0 / math.sqrt(features)
-    scores -= scores.max(-1, keepdims=True)
-    np.exp(scores, out=scores)
+    scores -= np.maximum.reduce(scores, -1, keepdims=True)  # what .max and .sum call, without the way there
+    np.exp(scores, scores)
     output: np.ndarray = scores @ v
-    output /= scores.sum(-1, keepdims=True)
+    output /= np.add.reduce(scores, -1, keepdims=True)
     return output
 
 

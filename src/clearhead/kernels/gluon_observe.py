@@ -83,12 +83,11 @@ def look(
         return Found(
             None if got is None else got.zero_(),
             Map(*(new((batch, heads, count, cells)).zero_() for _ in range(2))) if map else None,
-            Top(torch.full((batch, heads, queries, top), -1, device=q.device), new((batch, heads, queries, top)).zero_())
-            if top
-            else None,
+            _no_top(q, (batch, heads, queries, top)) if top else None,
         )
     cut = cut or preferred(width, -(-queries // count), bool(top))
-    each = -(-(-(-queries // count)) // cut.columns)
+    longest = -(-queries // count)  # queries in a bin
+    each = -(-longest // cut.columns)
     pooled = bool(map) and keys % (cells * 16) == 0
     sums, tops = new((2, batch, heads, count, keys // 16 if pooled else keys) if map else (2, 0)).zero_()
     shifts = new(batch * heads * count * each * cut.columns * (2 if top else 1))
@@ -148,13 +147,17 @@ def numbers(array: torch.Tensor, columns: int) -> Any:
     return TensorDescriptor(array, [array.numel()], [1], [columns], layout)
 
 
+def _no_top(q: torch.Tensor, shape: tuple[int, ...]) -> Top:
+    return Top(torch.full(shape, -1, device=q.device), torch.zeros(shape, device=q.device))
+
+
 def pool(sums: torch.Tensor, tops: torch.Tensor, queries: int, keys: int, cells: int) -> Map:
     """Strips (…, bins, units) become cells: the mean and the largest."""
     count, units = sums.shape[-2:]
     across = bins_of(units, cells)
     most = max(len(part) for part in across)
     if most * cells == units:
-        total, largest = (x.unflatten(-1, (cells, most)) for x in (sums, tops))
+        total, largest = (x.reshape(*x.shape[:-1], cells, most) for x in (sums, tops))
     else:
         place = torch.tensor([part.start for part in across], device=sums.device)[:, None] + torch.arange(
             most, device=sums.device

@@ -105,9 +105,7 @@ def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
         )
         entry = (number * bins[1] * bins[2] + tile) * PARTS
         for part in gl.static_range(PARTS):
-            tma.async_copy_global_to_shared(
-                numbers, [(entry + part) * N], full, ring[1].index(slot * PARTS + part)
-            )
+            tma.async_copy_global_to_shared(numbers, [(entry + part) * N], full, ring[1].index(slot * PARTS + part))
 
 
 @gluon.jit
@@ -176,7 +174,7 @@ def end_bin(state, outputs, key, keys, number, bins, FORM: gl.constexpr, CUT: gl
 @gluon.jit
 def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     """All that one consumer's keys receive, bin by bin."""
-    outputs, first, number, tiles, bins, bounds, numbers, k_block, k_full, ring = work
+    outputs, first, number, tiles, bins, bounds, numbers, k_block, k_full, ring = work  # noqa: RUF059
     ROWS: gl.constexpr = CUT.value.rows
     N: gl.constexpr = CUT.value.columns
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N, 16])
@@ -242,8 +240,8 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     do_not_specialize=["queries", "keys", "group", "upper", "lower", "count", "each", "size"],
     do_not_specialize_on_alignment=["received", "sums", "tops", "counts", "found"],
 )
-def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, queries, keys, group, upper, lower, count, each, size,
-           scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, queries, keys, group, upper, lower, count, each,
+           size, scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
     """What a block of keys of one head received: of all queries, and of each of `count` bins of them."""
     ROWS: gl.constexpr = CUT.value.rows
     STAGES: gl.constexpr = CUT.value.stages
@@ -274,8 +272,8 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, queries,
         rows = first + index * ROWS
         tma.async_copy_global_to_shared(k_rows, [batch, head // group, rows, 0], k_full, k_block.index(index))
 
-    work = ((received, sums, tops, counts, found), first, number, tiles, bins, (keys, upper, lower), (scale, softcap, factor),
-            k_block, k_full, ring)  # fmt: skip
+    work = ((received, sums, tops, counts, found), first, number, tiles, bins, (keys, upper, lower),
+            (scale, softcap, factor), k_block, k_full, ring)  # fmt: skip
     load = (q_rows, shifts, (batch, head, number), tiles, bins, ring)
     WARPS: gl.constexpr = ROWS // 16
     REGISTERS: gl.constexpr = CUT.value.registers

@@ -33,7 +33,13 @@ def offering() -> tuple[str, str]:
     lines += ["@!some bra DONE;", "mov.b32 mask, 0;"]
     for i in range(16):
         lines += [f"setp.ge.f32 some, {weight[i]}, {level[i]};", f"@some or.b32 mask, mask, {1 << i};"]
-    lines += ["AGAIN:", "bfind.u32 place, mask;", "mov.b32 bit, 1;", "shl.b32 bit, bit, place;", "xor.b32 mask, mask, bit;"]
+    lines += [
+        "AGAIN:",
+        "bfind.u32 place, mask;",
+        "mov.b32 bit, 1;",
+        "shl.b32 bit, bit, place;",
+        "xor.b32 mask, mask, bit;",
+    ]
     for name, value in (("one", 1), ("two", 2), ("four", 4), ("eight", 8)):
         lines += [f"and.b32 what, place, {value};", f"setp.ne.u32 {name}, what, 0;"]
     lines += [f"selp.b32 picked{i}, {weight[i + 8]}, {weight[i]}, eight;" for i in range(8)]

@@ -4,65 +4,80 @@
 //   dweights = dout · vᵀ                          dscore = weights · (dweights − spread), spread = Σ dout · output
 //   dq = scale · dscore · k                       dk = scale · dscoreᵀ · q
 //
-// Everything is transposed, as in the forward pass: a tile is [key][query]. Four of the products read it so; the two that
-// sum over queries (dk, dv) read it turned.
+// Everything is transposed, as in the forward pass: a tile is [key][query], gradients are [feature][query] and
+// [feature][key]. Three of the products read the tile so; the two that sum over queries (dk, dv) read it turned.
 #pragma once
 #include "forward.h"
 
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-constexpr int64_t kBackTile = 128;  // keys in a tile
-constexpr int64_t kTogether = 4;    // panels of queries over which dk and dv are summed at once
+constexpr int64_t kBackTile = 192;  // keys in a tile: whole blocks and whole panels, in every instruction set
+constexpr int64_t kTogether = 8;    // panels of queries over which dk and dv are summed at once
 
 // A panel of queries: packed, with what the softmax knows of each.
 template <class T> struct Asking {
-  std::vector<T> q, dout, dq;  // [feature][query]
+  Buffer<T> q, dout;  // [feature][query]
   Rows<T> rows;
   alignas(64) T spread[kPanel<T>];
   int64_t first = 0, last = 0;
-  bool some = false;  // dq holds something
 };
 
 // One range of keys and what is gathered for them.
 template <class T> class Backward {
  public:
   static constexpr int panel = kPanel<T>;
+  static constexpr int64_t kGrain = std::lcm(kRows, panel);  // whole blocks and whole panels
 
-  Backward(const Call& call) : call_(call), features_(rounded(call.features, kRows)), asking_(kTogether) {
+  Backward(const Call& call)
+      : call_(call), features_(rounded(call.features, kRows)), width_(rounded(call.width, kRows)), asking_(kTogether) {
+    static_assert(kBackTile % kGrain == 0);
     for (auto* tile : {&weights_, &dweights_, &raw_}) tile->resize((kBackTile + kRows) * panel);
     for (auto& panel_of : asking_) {
       panel_of.q.resize(panel * call.features);
       panel_of.dout.resize(panel * call.width);
-      panel_of.dq.resize(panel * features_);
     }
-    for (auto* turned : {&turned_weights_, &turned_dscores_}) turned->resize(rounded(kBackTile, kRows) * kTogether * panel);
-    scratch_.resize(panel * std::max(call.features, call.width));
-    q_rows_.resize(kTogether * panel * rounded(call.features, panel));
-    dout_rows_.resize(kTogether * panel * rounded(call.width, panel));
+    for (auto* turned : {&turned_weights_, &turned_dscores_}) turned->resize(kBackTile * kTogether * panel);
+    scratch_.resize(std::max(panel, kRows) * std::max(call.features, call.width));
+    output_.resize(panel * call.width);
+    q_columns_.resize(kTogether * panel * features_);
+    dout_columns_.resize(kTogether * panel * width_);
   }
+
+  // Room for dq of one head: [query panel][feature][query].
+  static int64_t room(const Call& call) { return rounded(call.queries, panel) * rounded(call.features, kRows); }
 
   // The memory for one range of keys: packed keys (twice) and values, and their gradients.
   static int64_t bytes(const Call& call, int64_t keys) {
-    return (3 * rounded(call.features, panel) + 2 * rounded(call.width, panel)) * std::min(keys, call.keys) * int64_t(sizeof(T));
+    return (3 * rounded(call.features, kRows) + 2 * rounded(call.width, kRows)) * std::min(keys, call.keys) * int64_t(sizeof(T));
   }
 
-  // Keys [first, last) of one key head against all queries of its group. `dq` (heads of the group, T, features) is added
-  // to; it belongs to this call alone.
+  // Keys [first, last) of one key head against all queries of its group. `dq` has room for each head of the group; it is
+  // added to, and belongs to this call alone.
   void keys(int64_t b, int64_t head, int64_t first, int64_t last, T* dq) {
     pack_keys(b, head, first, last);
     const int64_t count = last - first;
-    dk_.assign(rounded(count, kRows) * rounded(call_.features, panel), T(0));
-    dv_.assign(rounded(count, kRows) * rounded(call_.width, panel), T(0));
+    dk_.assign(rounded(count, panel) * features_, T(0));
+    dv_.assign(rounded(count, panel) * width_, T(0));
     for (int64_t g = 0; g < call_.group(); ++g) {
       const int64_t h = head * call_.group() + g;
       Scorer<T> scorer(call_, b, h);
       scorer.remember = any_odd_;
       for (int64_t i0 = 0; i0 < call_.queries; i0 += kTogether * panel)
-        queries(scorer, b, h, i0, first, last, dq + g * call_.queries * call_.features);
+        queries(scorer, b, h, i0, first, last, dq + g * room(call_));
     }
-    write_rows(dk_.data(), call_.features, count, T(call_.scale), call_.dk, b, head, first);
-    write_rows(dv_.data(), call_.width, count, T(1), call_.dv, b, head, first);
+    write(dk_.data(), features_, call_.features, T(call_.scale), call_.dk, b, head, first, last);
+    write(dv_.data(), width_, call_.width, T(1), call_.dv, b, head, first, last);
+  }
+
+  // [panel][column][row] times a factor, into the rows [first, last) of a view.
+  void write(const T* sums, int64_t padded, int64_t columns, T factor, const View& view, int64_t b, int64_t head,
+             int64_t first, int64_t last) {
+    T factors[kPanel<T>];
+    std::fill(factors, factors + panel, factor);
+    for (int64_t i = first; i < last; i += panel)
+      unpack_rows<T>(sums + (i - first) * padded, panel, std::min<int64_t>(panel, last - i), columns, factors,
+                     scratch_.data(), view, b, head, i);
   }
 
  private:
@@ -90,77 +105,72 @@ template <class T> class Backward {
     if (!alive) return;
     for (int64_t j0 = first; j0 < last; j0 += kBackTile) {
       const int64_t j1 = std::min({j0 + kBackTile, last, span.high});
-      if (j0 < j1 && span.low < j0 + kBackTile) tile(scorer, panels, first, j0, j1);
-    }
-    const T scale = T(call_.scale);
-    for (int64_t p = 0; p < panels; ++p) {
-      const Asking<T>& ask = asking_[p];
-      if (!ask.some) continue;
-      for (int64_t i = ask.first; i < ask.last; ++i)
-        for (int64_t c = 0; c < call_.features; ++c) dq[i * call_.features + c] += scale * ask.dq[c * panel + (i - ask.first)];
+      if (j0 < j1 && span.low < j0 + kBackTile) tile(scorer, panels, first, j0, j1, dq + i0 * features_);
     }
   }
 
   // Queries [i0, i1) and their output gradients, zero for rows that attend to nothing; false where that is all of them.
   bool load_queries(int64_t b, int64_t h, int64_t i0, int64_t i1, int64_t place) {
     Asking<T>& ask = asking_[place];
-    const int64_t at = call_.row_of(b, h);
-    bool alive = false;
-    pack_rows<T>(call_.q, b, h, i0, i1 - i0, call_.features, panel, scratch_.data(), ask.q.data());
-    pack_rows<T>(call_.dout, b, h, i0, i1 - i0, call_.width, panel, scratch_.data(), ask.dout.data());
+    const int64_t at = call_.row_of(b, h), count = i1 - i0, stride = kTogether * panel * kRows;
+    T* const q_columns = q_columns_.data() + place * panel * kRows;
+    T* const dout_columns = dout_columns_.data() + place * panel * kRows;
+    pack_rows<T>(call_.q, b, h, i0, count, call_.features, panel, scratch_.data(), ask.q.data());
+    pack_rows<T>(call_.dout, b, h, i0, count, call_.width, panel, scratch_.data(), ask.dout.data());
+    pack_rows<T>(call_.out, b, h, i0, count, call_.width, panel, scratch_.data(), output_.data());
+    pack_columns<T>(call_.q, b, h, i0, count, call_.features, stride, scratch_.data(), q_columns);
+    pack_columns<T>(call_.dout, b, h, i0, count, call_.width, stride, scratch_.data(), dout_columns);
     ask.rows = Rows<T>();
-    ask.first = i0, ask.last = i1, ask.some = false;
-    std::fill(ask.dq.begin(), ask.dq.end(), T(0));
+    ask.first = i0, ask.last = i1;
+    bool alive = false;
     for (int lane = 0; lane < panel; ++lane) {
-      const int64_t i = i0 + lane;
-      ask.spread[lane] = 0;
-      const bool here = i < i1 && static_cast<const T*>(call_.total)[at + i] != 0;
-      ask.rows.largest[lane] = here ? static_cast<const T*>(call_.peak)[at + i] : Rows<T>::none;
-      ask.rows.total[lane] = here ? static_cast<const T*>(call_.total)[at + i] : T(0);
-      alive = alive || here;
-      if (i < i1 && !here) {
-        for (int64_t c = 0; c < call_.features; ++c) ask.q[c * panel + lane] = 0;
-        for (int64_t c = 0; c < call_.width; ++c) ask.dout[c * panel + lane] = 0;
+      const T total = lane < count ? static_cast<const T*>(call_.total)[at + i0 + lane] : T(0);
+      if (total == 0) {
+        blank(ask.q.data(), call_.features, q_columns, features_, lane);
+        blank(ask.dout.data(), call_.width, dout_columns, width_, lane);
+        for (int64_t c = 0; c < call_.width; ++c) output_[c * panel + lane] = 0;
+        continue;
       }
-      if (!here) continue;
-      const T* output;
-      point_to_rows<T>(call_.out, b, h, i, 1, call_.width, scratch_.data(), &output);
-      for (int64_t c = 0; c < call_.width; ++c) ask.spread[lane] += output[c] * ask.dout[c * panel + lane];
+      ask.rows.largest[lane] = static_cast<const T*>(call_.peak)[at + i0 + lane];
+      ask.rows.total[lane] = total;
+      alive = true;
     }
-    untangle(ask.q.data(), call_.features, place, q_rows_.data());
-    untangle(ask.dout.data(), call_.width, place, dout_rows_.data());
+    for (int x = 0; x < panel; x += kLanes<T>) {
+      Vec<T> spread{};
+      for (int64_t c = 0; c < call_.width; ++c)
+        spread += load<T>(output_.data() + c * panel + x) * load<T>(ask.dout.data() + c * panel + x);
+      store<T>(ask.spread + x, spread);
+    }
     return alive;
   }
 
-  // [column][query] to [column panel][query of all panels][column in panel], columns past the end zero.
-  void untangle(const T* in, int64_t columns, int64_t place, T* out) {
-    const T* rows[kPanel<T>];
-    for (int64_t c = 0; c < columns; c += panel) {
-      const int64_t count = std::min<int64_t>(panel, columns - c);
-      T* at = out + (c * kTogether + place * panel) * panel;
-      if (count < panel) std::fill(at, at + panel * panel, T(0));
-      for (int64_t x = 0; x < count; ++x) rows[x] = in + (c + x) * panel;
-      turn<T>(rows, count, panel, at, panel);
-    }
+  // Zeros for one query of a panel, in both layouts.
+  static void blank(T* rows, int64_t count, T* columns, int64_t padded, int lane) {
+    for (int64_t c = 0; c < count; ++c) rows[c * panel + lane] = 0;
+    for (int64_t i = 0; i < padded / kRows; ++i)
+      std::fill_n(columns + (i * kTogether * panel + lane) * kRows, kRows, T(0));
   }
 
-  // Keys [j0, j1) against the panels: dq for each, dk and dv for all together.
-  void tile(Scorer<T>& scorer, int64_t panels, int64_t first, int64_t j0, int64_t j1) {
+  // Keys [j0, j1) against the panels: dq for each, dk and dv for all together. Each panel has only the keys it may see.
+  void tile(Scorer<T>& scorer, int64_t panels, int64_t first, int64_t j0, int64_t j1, T* dq) {
     const int64_t count = j1 - j0, at = j0 - first;
     bool some = false;
     for (int64_t p = 0; p < panels; ++p) {
-      const bool seen = differentiate(scorer, asking_[p], first, j0, j1);
+      const Span span = scorer.mask.span(asking_[p].first, asking_[p].last);
+      const int64_t low = j0 + std::max<int64_t>(span.low - j0, 0) / kGrain * kGrain, high = std::min(j1, span.high);
+      const bool seen = low < high && differentiate(scorer, asking_[p], first, low, high, dq + p * panel * features_);
       some = some || seen;
-      turned(seen ? weights_.data() : nullptr, count, p, turned_weights_.data());
-      turned(seen ? dweights_.data() : nullptr, count, p, turned_dscores_.data());
+      seen_[p] = seen ? Span{low - j0, high - j0} : Span{0, 0};
+      turned(weights_.data(), count, p, turned_weights_.data());
+      turned(dweights_.data(), count, p, turned_dscores_.data());
     }
     if (!some) return;
-    gather(turned_weights_.data(), count, panels, dout_rows_.data(), call_.width, dv_.data(), at);
-    gather(turned_dscores_.data(), count, panels, q_rows_.data(), call_.features, dk_.data(), at);
+    gather(turned_weights_.data(), count, panels, dout_columns_.data(), width_, dv_.data() + at * width_);
+    gather(turned_dscores_.data(), count, panels, q_columns_.data(), features_, dk_.data() + at * features_);
   }
 
   // weights and dscores (in dweights_) of one panel, and its dq; false where it may see none of the keys.
-  bool differentiate(Scorer<T>& scorer, Asking<T>& ask, int64_t first, int64_t j0, int64_t j1) {
+  bool differentiate(Scorer<T>& scorer, const Asking<T>& ask, int64_t first, int64_t j0, int64_t j1, T* dq) {
     const int64_t count = j1 - j0, blocks = (count + kRows - 1) / kRows, at = j0 - first;
     const T* k = k_.data() + at * call_.features;
     if (!scorer.score(ask.q.data(), k, ask.first, ask.last, j0, j1, weights_.data())) return false;
@@ -174,8 +184,7 @@ template <class T> class Backward {
     // dq[feature][query] += k[key][feature] · dscore[key][query]
     const T* columns = clean ? blanked(scorer, at, count) : k_columns_.data() + at * kRows;
     const int64_t stride = clean ? kBackTile * kRows : int64_t(odd_.size()) * kRows;
-    product<T, true>(columns, features_ / kRows, dweights_.data(), count, stride, ask.dq.data());
-    ask.some = true;
+    product<T, true>(columns, features_ / kRows, dweights_.data(), count, stride, dq);
     return true;
   }
 
@@ -206,43 +215,38 @@ template <class T> class Backward {
     return clean_.data();
   }
 
-  // A tile [key][query] as [key block][query of all panels][kRows], the place of one panel in it; zeros for no tile.
+  // What a panel saw of a tile, [key][query] from `low` on, as [key panel][query of all panels][key] in its place; zeros for
+  // the rest of the tile.
   void turned(const T* tile, int64_t count, int64_t place, T* out) {
-    const T* lines[kRows];
-    for (int64_t i = 0; i * kRows < count; ++i) {
-      const int64_t real = std::min<int64_t>(kRows, count - i * kRows);
-      T* at = out + (i * kTogether + place) * panel * kRows;
-      if (!tile || real < kRows) std::fill(at, at + kRows * panel, T(0));
-      if (!tile) continue;
-      for (int64_t r = 0; r < real; ++r) lines[r] = tile + (i * kRows + r) * panel;
-      turn<T>(lines, real, panel, at, kRows);
+    const auto [low, high] = seen_[place];
+    const T* lines[kPanel<T>];
+    for (int64_t j = 0; j < count; j += panel) {
+      const int64_t real = j < low ? 0 : std::clamp<int64_t>(high - j, 0, panel);
+      T* at = out + (j * kTogether + place * panel) * panel;
+      if (real < panel) std::fill(at, at + panel * panel, T(0));
+      for (int64_t r = 0; r < real; ++r) lines[r] = tile + (j - low + r) * panel;
+      turn<T>(lines, real, panel, at, panel);
     }
   }
 
-  // sums[key][column] += tile[key][query] · rows[query][column], over the queries of all panels; sums are
-  // [column panel][key][column in panel].
-  void gather(const T* tile, int64_t count, int64_t panels, const T* rows, int64_t columns, T* sums, int64_t at) {
-    const int64_t blocks = (count + kRows - 1) / kRows, all_keys = rounded(int64_t(odd_.size()), kRows);
-    for (int64_t c = 0; c * panel < columns; ++c)
-      product<T, true>(tile, blocks, rows + c * panel * kTogether * panel, panels * panel, kTogether * panel * kRows,
-                       sums + (c * all_keys + at) * panel);
-  }
-
-  void write_rows(const T* sums, int64_t columns, int64_t count, T factor, const View& view, int64_t b, int64_t head,
-                  int64_t first) {
-    const int64_t all_keys = rounded(count, kRows);
-    for (int64_t j = 0; j < count; ++j) {
-      char* out = view.at(b, head) + (first + j) * view.row;
-      for (int64_t c = 0; c < columns; ++c)
-        write<T>(out + c * view.col, view.type, factor * sums[(c / panel * all_keys + j) * panel + c % panel]);
+  // sums[feature][key] += columns[feature][query] · tile[query][key], over the panels that saw any of the keys.
+  void gather(const T* tile, int64_t count, int64_t panels, const T* columns, int64_t padded, T* sums) {
+    for (int64_t j = 0; j < count; j += panel) {
+      int64_t from = panels, to = 0;
+      for (int64_t p = 0; p < panels; ++p)
+        if (seen_[p].low < j + panel && j < seen_[p].high) from = std::min(from, p), to = p + 1;
+      if (from < to)
+        product<T, true>(columns + from * panel * kRows, padded / kRows, tile + (j * kTogether + from * panel) * panel,
+                         (to - from) * panel, kTogether * panel * kRows, sums + j * padded);
     }
   }
 
   const Call& call_;
-  const int64_t features_;
+  const int64_t features_, width_;  // rounded up to whole blocks
   std::vector<Asking<T>> asking_;
-  std::vector<T> k_, v_, k_columns_, weights_, dweights_, raw_, dk_, dv_, turned_weights_, turned_dscores_, scratch_, q_rows_,
-      dout_rows_, clean_;
+  Span seen_[kTogether];  // by each panel, of the tile
+  Buffer<T> k_, v_, k_columns_, weights_, dweights_, raw_, dk_, dv_, turned_weights_, turned_dscores_, scratch_,
+      output_, q_columns_, dout_columns_, clean_;
   std::vector<uint8_t> odd_;
   bool any_odd_ = false;
 };

@@ -7,7 +7,7 @@ namespace clearhead {
 namespace CLEARHEAD_ISA {
 
 constexpr int64_t kFewRows = 4;     // queries that share a key head, up to which reading beats packing
-constexpr int64_t kPiece = 1024;    // keys in a piece: fixed, so that the result does not depend on the threads
+constexpr int64_t kPiece = 2048;    // keys in a piece: fixed, so that the result does not depend on the threads
 
 inline bool decodes(const Call& call) {
   return call.queries * call.group() <= kFewRows && call.keys >= 1 && !call.wanted.second_look();
@@ -81,20 +81,29 @@ inline void add_weighted(const T* weights, const T* const* rows, int64_t columns
     for (int x = 0; x < count; ++x) sums[c] += weights[x] * rows[x][c];
 }
 
-// Rows of 16 vectors, as they lie in the caller's memory: a query, or the sums of values, then stays in registers while
-// the rows stream by. These are the common widths, and reading is all that decoding does.
-constexpr int kWide = 16;
+// Rows as they lie in the caller's memory, one after the other: reading is all that decoding does, and memory is read
+// fastest in its own order. `stretch` vectors of the query, or of the sums, stay in registers while the rows stream by,
+// where that is the whole row (`whole`); else they come from the first cache.
+constexpr int kStretch = 16;
 
-template <class T> inline void stream_dots(const T* q, const char* rows, int64_t stride, int64_t count, T* out) {
-  constexpr int lanes = kLanes<T>;
-  Vec<T> query[kWide];
-  for (int x = 0; x < kWide; ++x) query[x] = load<T>(q + x * lanes);
+template <class T> inline bool streams(const Reader<T>& reader, int64_t columns) {
+  return columns % (kStretch * kLanes<T>) == 0 && reader.direct();
+}
+
+// out[row] = the product of each row with the query.
+template <class T, bool whole>
+inline void stream_dots(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t count, T* out) {
+  constexpr int lanes = kLanes<T>, stretch = kStretch * lanes;
+  Vec<T> query[kStretch];
+  for (int x = 0; x < kStretch; ++x) query[x] = load<T>(q + x * lanes);
   for (int64_t j = 0; j < count; j += 4) {
     Vec<T> sums[4] = {};
     for (int64_t n = 0; n < std::min<int64_t>(4, count - j); ++n) {
       const T* row = reinterpret_cast<const T*>(rows + (j + n) * stride);
       Vec<T> part[4] = {};
-      for (int x = 0; x < kWide; ++x) part[x % 4] += query[x] * load<T>(row + x * lanes);
+      for (int x = 0; x < kStretch; ++x) part[x % 4] += query[x] * load<T>(row + x * lanes);
+      for (int64_t c = stretch; !whole && c < columns; c += stretch)
+        for (int x = 0; x < kStretch; ++x) part[x % 4] += load<T>(q + c + x * lanes) * load<T>(row + c + x * lanes);
       sums[n] = (part[0] + part[1]) + (part[2] + part[3]);
     }
     T four[4];
@@ -103,16 +112,23 @@ template <class T> inline void stream_dots(const T* q, const char* rows, int64_t
   }
 }
 
-template <class T> inline void stream_sums(const T* weights, const char* rows, int64_t stride, int64_t count, T* sums) {
-  constexpr int lanes = kLanes<T>;
-  Vec<T> total[kWide];
-  for (int x = 0; x < kWide; ++x) total[x] = load<T>(sums + x * lanes);
+// sums[column] += Σ weight · row[column]
+template <class T, bool whole>
+inline void stream_sums(const T* weights, int64_t columns, const char* rows, int64_t stride, int64_t count, T* sums) {
+  constexpr int lanes = kLanes<T>, stretch = kStretch * lanes;
+  Vec<T> total[kStretch];
+  for (int x = 0; x < kStretch; ++x) total[x] = load<T>(sums + x * lanes);
   for (int64_t j = 0; j < count; ++j) {
     if (weights[j] == 0) continue;  // also keeps NaN in padding out
     const T* row = reinterpret_cast<const T*>(rows + j * stride);
-    for (int x = 0; x < kWide; ++x) total[x] += weights[j] * load<T>(row + x * lanes);
+    for (int x = 0; x < kStretch; ++x) total[x] += weights[j] * load<T>(row + x * lanes);
+    for (int64_t c = stretch; !whole && c < columns; c += stretch)
+      for (int x = 0; x < kStretch; ++x) {
+        T* at = sums + c + x * lanes;
+        store<T>(at, load<T>(at) + weights[j] * load<T>(row + c + x * lanes));
+      }
   }
-  for (int x = 0; x < kWide; ++x) store<T>(sums + x * lanes, total[x]);
+  for (int x = 0; x < kStretch; ++x) store<T>(sums + x * lanes, total[x]);
 }
 
 // What the scores of row (head h, query i) become after the product: scale, softcap, bias, mask.
@@ -179,10 +195,12 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
   }
   Reader<T> keys(call.k, b, head, call.features), values(call.v, b, head, call.width);
   const T* lines[kAtOnce];
-  constexpr int64_t wide = kWide * kLanes<T>;
-  const bool stream_keys = call.features == wide && keys.direct(), stream_values = call.width == wide && values.direct();
+  constexpr int64_t stretch = kStretch * kLanes<T>;
+  const bool stream_keys = streams(keys, call.features), stream_values = streams(values, call.width);
+  const auto dots_of = call.features == stretch ? stream_dots<T, true> : stream_dots<T, false>;
+  const auto sums_of = call.width == stretch ? stream_sums<T, true> : stream_sums<T, false>;
   for (int64_t r = 0; stream_keys && r < rows; ++r)
-    stream_dots<T>(q.data() + r * wide, keys.at(j0), call.k.row, j1 - j0, s.data() + r * count);
+    dots_of(q.data() + r * call.features, call.features, keys.at(j0), call.k.row, j1 - j0, s.data() + r * count);
   for (int64_t j = j0; !stream_keys && j < j1; j += kAtOnce) {
     const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
     for (int x = 0; x < real; ++x) lines[x] = keys.row(j + x, x);
@@ -198,7 +216,7 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
     pieces[r] = exponentials<T>(s.data() + r * count, count, units.factor, call.width);
   }
   for (int64_t r = 0; stream_values && r < rows; ++r)
-    stream_sums<T>(s.data() + r * count, values.at(j0), call.v.row, j1 - j0, pieces[r].values.data());
+    sums_of(s.data() + r * count, call.width, values.at(j0), call.v.row, j1 - j0, pieces[r].values.data());
   for (int64_t j = j0; !stream_values && j < j1; j += kAtOnce) {
     const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
     for (int x = 0; x < real; ++x) lines[x] = values.row(j + x, x);

@@ -9,7 +9,7 @@ namespace CLEARHEAD_ISA {
 
 // What a thread needs for one block of queries; made once and used again.
 template <class T> struct Workspace {
-  std::vector<T> q, s, values, clean, scratch;
+  Buffer<T> q, s, values, clean, scratch;
   std::vector<Rows<T>> rows;
 
   explicit Workspace(const Call& call) {
@@ -17,7 +17,7 @@ template <class T> struct Workspace {
     q.resize(kPanels * panel * call.features);
     s.resize((kTile + kRows) * panel);
     values.resize(kPanels * panel * rounded(call.width, kRows));
-    scratch.resize(panel * std::max(call.features, call.width));
+    scratch.resize(std::max(panel, kRows) * std::max(call.features, call.width));
     rows.resize(kPanels);
   }
 
@@ -45,7 +45,7 @@ inline void accumulate(const Call& call, const Packed<T>& packed, Workspace<T>& 
   const int64_t blocks = rounded(call.width, kRows) / kRows;
   const T* v = packed.v.data() + j0 * kRows;
   int64_t stride = packed.value_stride;
-  if (scorer.mixed && packed.any_odd) {
+  if (scorer.mixed && scorer.remember) {
     v = work.blanked(call, packed, scorer.allowed(), j0, j1);
     stride = kTile * kRows;
   }
@@ -76,7 +76,7 @@ void forward_block(const Call& call, const Packed<T>& packed, int64_t b, int64_t
                    Workspace<T>& work, Observer<T>* observer) {
   constexpr int panel = kPanel<T>;
   Scorer<T> scorer(call, b, h);
-  scorer.remember = packed.any_odd;
+  scorer.remember = packed.any_odd();
   const int64_t depth = rounded(call.width, kRows) * panel;
   pack_rows<T>(call.q, b, h, first, last - first, call.features, panel, work.scratch.data(), work.q.data());
   std::fill(work.values.begin(), work.values.end(), T(0));

@@ -2,6 +2,7 @@
 //
 // `Vec<T>` holds `kLanes<T>` numbers. A panel is `kVecs` of them side by side: `kPanel<T>` queries in one register row. A
 // block is `kRows` keys or features. kRows × kVecs accumulators fit into the registers, with room for what feeds them.
+// `kExpVecs` exponentials go side by side: as many as hide how long a multiply-add takes, and still fit.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -16,14 +17,16 @@ namespace clearhead {
 namespace CLEARHEAD_ISA {
 
 #if defined(CLEARHEAD_AVX512)
-constexpr int kBytes = 64, kVecs = 3, kRows = 8;
+constexpr int kBytes = 64, kVecs = 3, kRows = 8, kExpVecs = 8;
 #elif defined(CLEARHEAD_AVX2)
-constexpr int kBytes = 32, kVecs = 2, kRows = 6;
+constexpr int kBytes = 32, kVecs = 2, kRows = 6, kExpVecs = 4;
 #elif defined(CLEARHEAD_NEON)
-constexpr int kBytes = 16, kVecs = 3, kRows = 8;
+constexpr int kBytes = 16, kVecs = 3, kRows = 8, kExpVecs = 8;
 #else
-constexpr int kBytes = 16, kVecs = 2, kRows = 4;
+constexpr int kBytes = 16, kVecs = 2, kRows = 4, kExpVecs = 4;
 #endif
+#define CLEARHEAD_INLINE inline __attribute__((always_inline))
+#define CLEARHEAD_LAMBDA __attribute__((always_inline))
 
 template <class T> constexpr int kLanes = kBytes / int(sizeof(T));
 template <class T> constexpr int kPanel = kVecs * kLanes<T>;
@@ -98,7 +101,7 @@ template <class T> inline void sums_of_four(const Vec<T>* v, T* out) {
 // 2^x of several vectors, in place: exact at whole numbers, within an ulp or so elsewhere, 0 for what is too small for a
 // normal number and for −inf. They go step by step together, since each step waits for the one before. `limited` is x in
 // the range in which it was used, so that x · 2^x is 0 and not NaN for −inf.
-template <class T, int count> inline void exp2(Vec<T>* x, Vec<T>* limited) {
+template <class T, int count> CLEARHEAD_INLINE void exp2(Vec<T>* x, Vec<T>* limited) {
   constexpr bool wide = sizeof(T) == 8;
   constexpr int shift = wide ? 52 : 23, degree = wide ? 13 : 5;
   constexpr T bias = wide ? T(1023) : T(127);
@@ -120,8 +123,7 @@ template <class T, int count> inline void exp2(Vec<T>* x, Vec<T>* limited) {
   for (int power = degree - 2; power >= 0; --power)
     for (int i = 0; i < count; ++i) p[i] = fma<T>(p[i], f[i], c[power].at);
   for (int i = 0; i < count; ++i) {
-    const BitVec<T> power = reinterpret_cast<const BitVec<T>&>(whole[i]) << shift;
-    x[i] = p[i] * reinterpret_cast<const Vec<T>&>(power);
+    x[i] = p[i] * (Vec<T>)((BitVec<T>)whole[i] << shift);  // the same bits, seen as the other type
   }
 }
 

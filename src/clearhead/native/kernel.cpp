@@ -39,26 +39,24 @@ template <class T> void forward_wave(const Call& call, int64_t start, int64_t st
     for (int64_t h = head * call.group(); h < (head + 1) * call.group(); ++h)
       add_places(blocks, b, h, call.queries, watched ? chunk : block);
   }
-  parallel(int64_t(packing.size()), threads, [&] {
-    return [&, scratch = std::vector<T>(kRows * std::max(call.features, call.width))](int64_t task) mutable {
-      const Place& p = packing[task];
-      here[p.b * call.key_heads + p.head - start].pack(call, p.b, p.head, p.first, p.last - p.first, scratch.data());
-    };
-  });
-  for (Packed<T>* p = here; p < here + (stop - start); ++p)
-    p->any_odd = std::any_of(p->odd.begin(), p->odd.end(), [](uint8_t x) { return x; });
-
   std::vector<std::unique_ptr<Observer<T>>> observers(watched ? blocks.size() : 0);
-  parallel(int64_t(blocks.size()), threads, [&] {
+  const int64_t packs = int64_t(packing.size());
+  parallel(packs + int64_t(blocks.size()), threads, [&] {
     return [&, work = Workspace<T>(call)](int64_t task) mutable {
-      const Place& p = blocks[blocks.size() - 1 - task];  // under a causal mask the last are the longest: they go first
+      if (task < packs) {
+        const Place& p = packing[task];
+        here[p.b * call.key_heads + p.head - start].pack(call, p.b, p.head, p.first, p.last - p.first, work.scratch.data());
+        return;
+      }
+      const size_t n = blocks.size() - 1 - size_t(task - packs);  // under a causal mask the last are the longest: they go first
+      const Place& p = blocks[n];
       const Packed<T>& keys = here[p.b * call.key_heads + p.head / call.group() - start];
-      if (watched) observers[blocks.size() - 1 - task] = std::make_unique<Observer<T>>(call, p.b, p.head, p.first, p.last);
+      if (watched) observers[n] = std::make_unique<Observer<T>>(call, p.b, p.head, p.first, p.last);
       for (int64_t first = p.first; first < p.last; first += block)
         forward_block<T>(call, keys, p.b, p.head, first, std::min(first + block, p.last), work,
-                         watched ? observers[blocks.size() - 1 - task].get() : nullptr);
+                         watched ? observers[n].get() : nullptr);
     };
-  });
+  }, packs);
   int64_t bytes = std::min<int64_t>(threads, int64_t(blocks.size())) * Workspace<T>(call).bytes();
   int64_t kept = 0;
   for (int64_t n = 0; n < stop - start; ++n) kept += here[n].bytes();
@@ -107,13 +105,13 @@ template <class T> void sink_gradients(const Call& call) {
 
 // Keys are cut into splits that depend on the call only, each with a dq of its own; they are added up in order.
 template <class T> void backward_as(const Call& call, int threads) {
-  const int64_t heads = call.batch * call.key_heads, group = call.group(), size = call.queries * call.features;
+  const int64_t heads = call.batch * call.key_heads, group = call.group(), size = Backward<T>::room(call);
   const int64_t most = heads >= kSplitHeads ? 1 : kSplitHeads / std::max<int64_t>(heads, 1);
   const int64_t step = std::max(rounded((call.keys + most - 1) / most, kBackTile), kBackTile);
   const int64_t splits = std::max<int64_t>((call.keys + step - 1) / step, 1);
   for (int64_t start = 0; start < heads; start += kSplitHeads) {
     const int64_t count = std::min(kSplitHeads, heads - start);
-    std::vector<T> dq(count * splits * group * size, T(0));
+    Buffer<T> dq(count * splits * group * size, T(0));
     call.uses(int64_t(dq.size() * sizeof(T)) + std::min<int64_t>(threads, count * splits) * Backward<T>::bytes(call, step));
     parallel(count * splits, threads, [&] {
       return [&, back = std::make_unique<Backward<T>>(call)](int64_t task) mutable {
@@ -122,15 +120,12 @@ template <class T> void backward_as(const Call& call, int threads) {
       };
     });
     parallel(count * group, threads, [&] {
-      return [&](int64_t task) {
+      return [&, back = std::make_unique<Backward<T>>(call)](int64_t task) mutable {
         const int64_t n = start + task / group, g = task % group, h = n % call.key_heads * group + g;
         T* sum = dq.data() + (task / group * splits * group + g) * size;
         for (int64_t s = 1; s < splits; ++s)
           for (int64_t x = 0; x < size; ++x) sum[x] += sum[s * group * size + x];
-        for (int64_t i = 0; i < call.queries; ++i)
-          for (int64_t c = 0; c < call.features; ++c)
-            write<T>(call.dq.at(n / call.key_heads, h) + i * call.dq.row + c * call.dq.col, call.dq.type,
-                     sum[i * call.features + c]);
+        back->write(sum, rounded(call.features, kRows), call.features, T(call.scale), call.dq, n / call.key_heads, h, 0, call.queries);
       };
     });
   }

@@ -168,7 +168,7 @@ template <class T> class Observer {
   const Wanted& want_;
   const int64_t b_, h_;
   int64_t first_bin_ = 0;
-  std::vector<T> received_, tile_, sums_, tops_;
+  Buffer<T> received_, tile_, sums_, tops_;
 };
 
 }  // namespace CLEARHEAD_ISA

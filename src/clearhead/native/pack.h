@@ -2,12 +2,27 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <new>
+#include <vector>
 
 #include "isa.h"
 #include "problem.h"
 
 namespace clearhead {
 namespace CLEARHEAD_ISA {
+
+// Memory that starts a cache line, so that no vector in it lies across two.
+template <class T> struct Lines {
+  using value_type = T;
+  static constexpr std::align_val_t line{64};
+  Lines() = default;
+  template <class U> Lines(const Lines<U>&) {}
+  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), line)); }
+  void deallocate(T* at, size_t) { ::operator delete(at, line); }
+  bool operator==(const Lines&) const { return true; }
+  bool operator!=(const Lines&) const { return false; }
+};
+template <class T> using Buffer = std::vector<T, Lines<T>>;
 
 inline float half_to_float(uint16_t h) {
   const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 0x3ff;

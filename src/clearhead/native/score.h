@@ -26,11 +26,14 @@ template <class T> struct Units {
 
 // The keys and values of one batch row and key head, packed.
 template <class T> struct Packed {
-  std::vector<T> k;        // [key block][feature][kRows]
-  std::vector<T> v;        // [value block][key][kRows]
+  Buffer<T> k;        // [key block][feature][kRows]
+  Buffer<T> v;        // [value block][key][kRows]
   std::vector<uint8_t> odd;  // for each key: holds a number that is not finite
   int64_t value_stride = 0;
-  bool any_odd = false;
+
+  bool any_odd() const {
+    return std::any_of(odd.begin(), odd.end(), [](uint8_t x) { return x; });
+  }
 
   int64_t bytes() const { return int64_t((k.size() + v.size()) * sizeof(T) + odd.size()); }
 

@@ -1,6 +1,8 @@
 // The running softmax of one panel: the largest score, the total and the entropy's sum of each query.
 #pragma once
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "score.h"
 
@@ -36,10 +38,8 @@ template <class T> struct Rows {
 
   // s[key][query] becomes 2^((s − largest) · factor), with the largest of all keys so far; totals and values follow it.
   void exponentiate(T* s, int64_t count, T factor, bool entropy, T* values, int64_t width) {
-    Vec<T> top[kVecs];
-    for (int j = 0; j < kVecs; ++j) top[j] = load<T>(largest + j * lanes);
-    for (int64_t k = 0; k < count; ++k)
-      for (int j = 0; j < kVecs; ++j) top[j] = max(top[j], load<T>(s + k * panel + j * lanes));
+    T top[panel];
+    tops(s, count, top);
     move(top, factor, values, width);
     T shift[panel];
     shifts(shift);
@@ -57,9 +57,12 @@ template <class T> struct Rows {
     T shift[panel], share[panel];
     shifts(shift);
     for (int x = 0; x < panel; ++x) share[x] = total[x] == 0 ? T(0) : T(1) / total[x];
-    int64_t k = 0;
-    for (; k + 2 <= count; k += 2) weigh_step<2 * kVecs>(s + k * panel, factor, shift, share);
-    if (k < count) weigh_step<kVecs>(s + k * panel, factor, shift, share);
+    in_groups(s, count, [&](T* at, auto group) CLEARHEAD_LAMBDA {
+      using Of = decltype(group);
+      Vec<T> x[Of::size], limited[Of::size];
+      powers<Of>(at, factor, shift, x, limited);
+      for (int j = 0; j < Of::size; ++j) store<T>(at + j * lanes, x[j] * load<T>(share + Of::lane(j)));
+    });
   }
 
  private:
@@ -68,12 +71,27 @@ template <class T> struct Rows {
     for (int x = 0; x < panel; ++x) shift[x] = largest[x] == none ? T(0) : largest[x];
   }
 
+  // The largest score of each query so far; two chains for each, since a maximum waits for the one before.
+  void tops(const T* s, int64_t count, T* top) const {
+    Vec<T> even[kVecs], odd[kVecs];
+    for (int j = 0; j < kVecs; ++j) even[j] = odd[j] = load<T>(largest + j * lanes);
+    int64_t k = 0;
+    for (; k + 2 <= count; k += 2)
+      for (int j = 0; j < kVecs; ++j) {
+        even[j] = max(even[j], load<T>(s + k * panel + j * lanes));
+        odd[j] = max(odd[j], load<T>(s + (k + 1) * panel + j * lanes));
+      }
+    if (k < count)
+      for (int j = 0; j < kVecs; ++j) even[j] = max(even[j], load<T>(s + k * panel + j * lanes));
+    for (int j = 0; j < kVecs; ++j) store<T>(top + j * lanes, max(even[j], odd[j]));
+  }
+
   // A larger score: what was summed so far is worth less.
-  void move(const Vec<T>* top, T factor, T* values, int64_t width) {
+  void move(const T* top, T factor, T* values, int64_t width) {
     T worth[panel];
     bool changed = false;
     for (int x = 0; x < panel; ++x) {
-      const T now = top[x / lanes][x % lanes];
+      const T now = top[x];
       worth[x] = 1;
       if (now == largest[x]) continue;
       if (largest[x] != none) {
@@ -93,30 +111,46 @@ template <class T> struct Rows {
       }
   }
 
-  template <int many> static void weigh_step(T* at, T factor, const T* shift, const T* share) {
-    Vec<T> x[many], limited[many];
-    for (int j = 0; j < many; ++j) x[j] = (load<T>(at + j * lanes) - load<T>(shift + j % kVecs * lanes)) * factor;
-    exp2<T, many>(x, limited);
-    for (int j = 0; j < many; ++j) store<T>(at + j * lanes, x[j] * load<T>(share + j % kVecs * lanes));
+  // Calls `act` for every vector of the tile in turn, kExpVecs at a time; `act` knows at compile time how many it has and
+  // which of the panel's vectors the first of them belongs to.
+  template <class Act> CLEARHEAD_INLINE static void in_groups(T* s, int64_t count, Act act) {
+    constexpr int keys = std::lcm(kExpVecs, kVecs) / kVecs, groups = keys * kVecs / kExpVecs;
+    int64_t k = 0;
+    for (; k + keys <= count; k += keys) in_group(s + k * panel, act, std::make_integer_sequence<int, groups>());
+    for (; k < count; ++k) act(s + k * panel, Group<kVecs, 0>());
+  }
+
+  template <int many, int start> struct Group {
+    static constexpr int size = many;
+    static constexpr int vec(int j) { return (start + j) % kVecs; }
+    static constexpr int lane(int j) { return vec(j) * lanes; }
+  };
+
+  template <class Act, int... group>
+  CLEARHEAD_INLINE static void in_group(T* s, Act act, std::integer_sequence<int, group...>) {
+    (act(s + group * kExpVecs * lanes, Group<kExpVecs, group * kExpVecs % kVecs>()), ...);
+  }
+
+  // 2^((s − shift) · factor) of a group of vectors.
+  template <class Of> CLEARHEAD_INLINE static void powers(const T* at, T factor, const T* shift, Vec<T>* x, Vec<T>* limited) {
+    for (int j = 0; j < Of::size; ++j) x[j] = (load<T>(at + j * lanes) - load<T>(shift + Of::lane(j))) * factor;
+    exp2<T, Of::size>(x, limited);
   }
 
   template <bool entropy>
   static void run(T* s, int64_t count, T factor, const T* shift, Vec<T>* sums, Vec<T>* spread) {
-    int64_t k = 0;
-    for (; k + 2 <= count; k += 2) step<entropy, 2 * kVecs>(s + k * panel, factor, shift, sums, spread);
-    if (k < count) step<entropy, kVecs>(s + k * panel, factor, shift, sums, spread);
-  }
-
-  template <bool entropy, int many>
-  static void step(T* at, T factor, const T* shift, Vec<T>* sums, Vec<T>* spread) {
-    Vec<T> x[many], limited[many];
-    for (int j = 0; j < many; ++j) x[j] = (load<T>(at + j * lanes) - load<T>(shift + j % kVecs * lanes)) * factor;
-    exp2<T, many>(x, limited);
-    for (int j = 0; j < many; ++j) {
-      sums[j % kVecs] += x[j];
-      if (entropy) spread[j % kVecs] += x[j] * limited[j];
-      store<T>(at + j * lanes, x[j]);
-    }
+    Vec<T> total[kVecs] = {}, heat[kVecs] = {};
+    in_groups(s, count, [&](T* at, auto group) CLEARHEAD_LAMBDA {
+      using Of = decltype(group);
+      Vec<T> x[Of::size], limited[Of::size];
+      powers<Of>(at, factor, shift, x, limited);
+      for (int j = 0; j < Of::size; ++j) {
+        total[Of::vec(j)] += x[j];
+        if (entropy) heat[Of::vec(j)] += x[j] * limited[j];
+        store<T>(at + j * lanes, x[j]);
+      }
+    });
+    for (int j = 0; j < kVecs; ++j) sums[j] = total[j], spread[j] = heat[j];
   }
 };
 

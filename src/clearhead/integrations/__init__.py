@@ -1,0 +1,1 @@
+"""One file for each library that clearhead can be plugged into."""

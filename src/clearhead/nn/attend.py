@@ -1,0 +1,44 @@
+"""What every module does last: dropout that follows training, and attention, observed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.attention import attention
+from clearhead.attention import observe as observed
+from clearhead.errors import ArgumentError
+from clearhead.observe import Observed
+
+
+def draw() -> Tensor:
+    """A seed from PyTorch's generator, so that `torch.manual_seed` reproduces what is dropped."""
+    return torch.randint(2**62, (), dtype=torch.int64)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, dropout: float, observe: Mapping[str, Any] | None, **options: Any
+) -> tuple[Tensor, Observed | None]:
+    """Attention with dropout of that probability, and what was attended to if `observe` asks for it."""
+    options["dropout"] = (dropout, draw()) if dropout else None
+    if observe is None:
+        return attention(q, k, v, **options), None
+    seen = observed(q, k, v, **options, **observe)
+    return seen.output, seen
+
+
+def probability(argument: str, value: Any) -> float:
+    """A dropout probability, checked."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ArgumentError(argument, f"is {value!r}, expected a number from 0 up to, not with, 1")
+    return float(value)
+
+
+def size(argument: str, value: Any, least: int = 1) -> int:
+    """A size, checked."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ArgumentError(argument, f"is {value!r}, expected a whole number of at least {least}")
+    return value

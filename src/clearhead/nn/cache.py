@@ -1,0 +1,222 @@
+"""KVCache: keys and values of past tokens, and the position each of them has.
+
+A cache knows positions, so that masks, rotary angles and biases stay right however it stores: in one piece that grows,
+in one piece of a fixed size, or in a ring that keeps the last tokens, with or without the first ones. Each batch row
+has its own length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ArgumentError
+from clearhead.nn.attend import size
+from clearhead.nn.places import Held, numbers
+
+LEAST = 16  # a cache that grows starts with room for this many tokens
+
+
+class KVCache:
+    """Keys and values of the tokens so far.
+
+    >>> cache = KVCache(window=256, sinks=4)
+    >>> held = cache.append(torch.zeros(2, 8, 300, 64), torch.zeros(2, 8, 300, 64))
+    >>> cache
+    KVCache(window=256, sinks=4): 300 tokens seen, 260 held in 2.031 MiB, 2 rows × 8 heads of 64 + 64 features
+
+    - `KVCache()` grows as it needs, by doubling.
+    - `KVCache(max_length=n)` has room for n tokens from the start, and refuses more.
+    - `KVCache(window=w)` is a ring that keeps the last w tokens. A query then sees itself and the w − 1 before it.
+    - `KVCache(window=w, sinks=n)` also keeps the first n tokens for ever.
+
+    Give it to the `cache` argument of a module, one cache for each layer. Positions are absolute: rotary angles and
+    distances are those of the whole text. It is written to in place and carries no gradients.
+    """
+
+    def __init__(self, max_length: int | None = None, *, window: int | None = None, sinks: int = 0) -> None:
+        if max_length is not None:
+            size("max_length", max_length)
+        if window is not None:
+            size("window", window)
+            if max_length is not None:
+                raise ArgumentError("max_length", "is given together with window, which has a size of its own")
+        if size("sinks", sinks, least=0) and window is None:
+            raise ArgumentError("sinks", f"is {sinks} without a window: everything is kept")
+        self.max_length, self.window, self.sinks = max_length, window, sinks
+        self.k: Tensor | None = None
+        self.v: Tensor | None = None
+        self.seen: list[int] = []
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens each batch row has seen."""
+        return list(self.seen)
+
+    @property
+    def bytes(self) -> int:
+        """The memory that it has, used or not."""
+        return sum(t.numel() * t.element_size() for t in (self.k, self.v) if t is not None)
+
+    def __len__(self) -> int:
+        return max(self.seen, default=0)
+
+    def append(self, k: Tensor, v: Tensor, lengths: Any = None) -> Held:
+        """Add k (batch, heads, T, features) and v, and hand out what the T new queries may see.
+
+        `lengths` says how many of the T each row really has; what follows is padding and is forgotten.
+        """
+        self._check(k, v)
+        queries, start = k.shape[2], self.seen or [0] * k.shape[0]
+        new = [queries] * k.shape[0] if lengths is None else self._lengths(lengths, k.shape[0], queries)
+        after = [s + n for s, n in zip(start, new, strict=True)]
+        if self.window is not None:
+            return self._into_ring(k, v, start, after)
+        need = max(start) + queries
+        self._make_room(k, v, need)
+        assert self.k is not None
+        assert self.v is not None
+        if all(s == start[0] for s in start):
+            self.k[:, :, start[0] : need] = k
+            self.v[:, :, start[0] : need] = v
+        else:
+            rows = torch.arange(k.shape[0], device=k.device)[:, None]
+            places = numbers(start, k)[:, None] + torch.arange(queries, device=k.device)  # (batch, T)
+            self.k[rows, :, places] = k.transpose(1, 2)
+            self.v[rows, :, places] = v.transpose(1, 2)
+        self.seen = after
+        if self.max_length is not None and torch.compiler.is_compiling():
+            return Held(self.k, self.v, start)  # one shape at every step; what is empty lies ahead and is not seen
+        return Held(self.k[:, :, :need], self.v[:, :, :need], start)
+
+    def _check(self, k: Tensor, v: Tensor) -> None:
+        if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3]:
+            shapes = f"{tuple(k.shape)} and {tuple(v.shape)}"
+            raise ArgumentError("k, v", f"have shapes {shapes}, expected (batch, heads, positions, features)")
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise ArgumentError("k, v", "require gradients, which a cache does not carry: decode under torch.no_grad()")
+        if self.k is not None and self.v is not None:
+            for name, given, mine in (("k", k, self.k), ("v", v, self.v)):
+                if (*given.shape[:2], given.shape[3]) != (*mine.shape[:2], mine.shape[3]):
+                    expected = f"(batch {mine.shape[0]}, heads {mine.shape[1]}, positions, features {mine.shape[3]})"
+                    raise ArgumentError(name, f"has shape {tuple(given.shape)}, expected {expected} as the cache holds")
+                if given.dtype != mine.dtype or given.device != mine.device:
+                    had = f"{mine.dtype} on {mine.device}"
+                    raise ArgumentError(name, f"is {given.dtype} on {given.device}, expected {had} as the cache holds")
+
+    def _lengths(self, lengths: Any, rows: int, most: int) -> list[int]:
+        values = [int(n) for n in (lengths.tolist() if isinstance(lengths, Tensor) else lengths)]
+        if len(values) != rows or not all(0 <= n <= most for n in values):
+            raise ArgumentError("lengths", f"is {values}, expected {rows} numbers from 0 to {most}")
+        return values
+
+    def _make_room(self, k: Tensor, v: Tensor, need: int) -> None:
+        room = 0 if self.k is None else self.k.shape[2]
+        if self.max_length is not None:
+            if need > self.max_length:
+                had = need - k.shape[2]
+                raise ArgumentError(
+                    "max_length", f"is {self.max_length}, and {had} positions with {k.shape[2]} more do not fit"
+                )
+            wanted = self.max_length
+        else:
+            wanted = room if need <= room else max(need, 2 * room, LEAST)
+        if self.k is None or self.v is None:
+            self.k, self.v = (t.new_zeros((*t.shape[:2], wanted, t.shape[3])) for t in (k, v))
+        elif wanted > room:
+            self.k, self.v = (
+                torch.cat([t, t.new_zeros((*t.shape[:2], wanted - room, t.shape[3]))], dim=2) for t in (self.k, self.v)
+            )
+
+    def slots(self, seen: Sequence[int], like: Tensor) -> Tensor:
+        """The position that each slot of the ring holds, (batch, slots); −1 where it is empty."""
+        assert self.window is not None
+        last = numbers(seen, like)[:, None] - 1
+        slot = torch.arange(self.sinks + self.window, device=like.device)
+        rounds = torch.div(last - slot, self.window, rounding_mode="floor")
+        ring = torch.where(last >= slot, slot + rounds * self.window, -1)
+        kept = torch.where(slot <= last, slot, -1)
+        return torch.where(slot < self.sinks, kept, ring)
+
+    def _into_ring(self, k: Tensor, v: Tensor, start: list[int], after: list[int]) -> Held:
+        assert self.window is not None
+        if self.k is None or self.v is None:
+            room = self.sinks + self.window
+            self.k, self.v = (t.new_zeros((*t.shape[:2], room, t.shape[3])) for t in (k, v))
+        begun = numbers(start, k)[:, None]
+        if k.shape[2] == 1 and all(a == s + 1 for a, s in zip(after, start, strict=True)):
+            place = begun[:, 0]
+            slot = torch.where(place < self.sinks, place, self.sinks + (place - self.sinks) % self.window)
+            rows = torch.arange(k.shape[0], device=k.device)
+            self.k[rows, :, slot], self.v[rows, :, slot] = k[:, :, 0], v[:, :, 0]
+            self.seen = after
+            return Held(self.k, self.v, start, self.slots(after, k), self.window, self.sinks)
+        before, now = self.slots(start, k), self.slots(after, k)
+        # each slot takes its token from the new ones, or stays
+        source = torch.where(now >= begun, before.shape[1] + now - begun, torch.arange(now.shape[1], device=k.device))
+        all_k, all_v = torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2)
+        self.k, self.v = (
+            t.gather(2, source[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])) for t in (all_k, all_v)
+        )
+        self.seen = after
+        # queries of a chunk see tokens that later ones of the same chunk push out
+        fresh = begun + torch.arange(k.shape[2], device=k.device)
+        fresh = torch.where(fresh < numbers(after, k)[:, None], fresh, -1)
+        return Held(all_k, all_v, start, torch.cat([before, fresh], dim=1), self.window, self.sinks)
+
+    def trim(self, length: int | Sequence[int]) -> None:
+        """Forget all but the first `length` tokens, one number or one for each row: a guess is taken back.
+
+        A ring can be trimmed only while it has dropped nothing.
+        """
+        wanted = [length] * len(self.seen) if isinstance(length, int) else [int(n) for n in length]
+        if len(wanted) != len(self.seen) or any(n < 0 for n in wanted):
+            raise ArgumentError(
+                "length", f"is {length!r}, expected a number from 0, or one for each of {len(self.seen)} rows"
+            )
+        kept = [min(s, n) for s, n in zip(self.seen, wanted, strict=True)]
+        if self.window is not None and kept != self.seen and max(self.seen) > self.sinks + self.window:
+            raise ArgumentError("length", f"is {length!r}, but the ring has already dropped tokens before that")
+        self.seen = kept
+
+    def reorder(self, rows: Tensor | Sequence[int]) -> None:
+        """Take these batch rows, in this order, some of them more than once: the beams that live on."""
+        if self.k is None or self.v is None:
+            return
+        places = torch.as_tensor(rows, device=self.k.device)
+        self.k, self.v = self.k.index_select(0, places), self.v.index_select(0, places)
+        self.seen = [self.seen[row] for row in places.tolist()]
+
+    def clear(self) -> None:
+        """Forget everything, and keep the memory."""
+        self.seen = [0] * len(self.seen)
+
+    def __repr__(self) -> str:
+        given = {"max_length": self.max_length, "window": self.window, "sinks": self.sinks or None}
+        call = f"KVCache({', '.join(f'{name}={value}' for name, value in given.items() if value is not None)})"
+        if self.k is None or self.v is None:
+            return f"{call}: empty"
+        seen = f"{self.seen[0]}" if all(s == self.seen[0] for s in self.seen) else " / ".join(map(str, self.seen[:8]))
+        seen += " …" if len(self.seen) > 8 and "/" in seen else ""
+        held = "" if self.window is None else f", {min(len(self), self.sinks + self.window)} held"
+        shape = f"{self.k.shape[0]} rows × {self.k.shape[1]} heads of {self.k.shape[3]} + {self.v.shape[3]} features"
+        return f"{call}: {seen} tokens seen{held} in {self.bytes / 2**20:.3f} MiB, {shape}"
+
+
+def held_by(cache: KVCache | None, k: Tensor, v: Tensor, lengths: Any, mask: Any, looks_back: bool) -> Held:
+    """The keys and values that new queries see: those given, after those of a cache if there is one."""
+    if cache is None:
+        return Held(k, v, [0])
+    if not looks_back:
+        raise ArgumentError("cache", "is given to attention that is not causal self-attention")
+    if mask is not None and cache.window is not None:
+        raise ArgumentError("mask", "is given together with a ring, whose keys do not lie in order")
+    return cache.append(k, v, lengths)
+
+
+def begun(cache: KVCache | None) -> list[int]:
+    """The positions at which the next queries of each row stand."""
+    return cache.seen if cache is not None and cache.seen else [0]

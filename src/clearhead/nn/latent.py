@@ -1,0 +1,152 @@
+"""LatentAttention: keys and values made from a small latent, which is all that a cache holds (DeepSeek-V2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import ArgumentError
+from clearhead.nn.attend import attend, probability, size
+from clearhead.nn.cache import KVCache, begun, held_by
+from clearhead.nn.places import query_places, visible
+from clearhead.nn.rotary import Turn
+from clearhead.positions import Rotary, rotary
+
+
+class LatentAttention(nn.Module):
+    """Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434).
+
+    >>> attend = LatentAttention(64, 8, kv_rank=32, head_dim=16, rotary_dim=8)
+    >>> cache = KVCache()
+    >>> with torch.no_grad():
+    ...     attend(torch.randn(3, 10, 64), cache=cache).shape
+    torch.Size([3, 10, 64])
+    >>> cache.k.shape[-1] + cache.v.shape[-1]            # numbers a token, where 8 heads of 16 + 16 would be 256
+    40
+
+    For a position x, with heads h:
+
+        c = norm(x W_dkv)            the latent, `kv_rank` numbers
+        r = turn(x W_kr)             `rotary_dim` numbers, shared by the heads: the part of a key that knows its place
+        k_h = [c W_uk_h, r]          v_h = c W_uv_h
+        q_h = [x W_q_h, turn(…)]     or from a latent of its own, norm(x W_dq), of `q_rank` numbers
+
+    A cache holds [c, r] alone. Because q_h · (c W_uk_h) is (q_h W_uk_hᵀ) · c, and Σ w (c W_uv_h) is (Σ w c) W_uv_h, a
+    few queries can attend to the latents themselves, as one key head that all query heads share, and no key or value is
+    ever made: the projections are absorbed. `absorb` chooses; None takes what costs fewer multiplications.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        kv_rank: int,
+        q_rank: int | None = None,
+        head_dim: int | None = None,
+        rotary_dim: int = 64,
+        value_dim: int | None = None,
+        positions: Rotary | None = None,
+        dropout: float = 0.0,
+        causal: bool = True,
+        window: int | None = None,
+        absorb: bool | None = None,
+        kernel: str | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads = size("embed_dim", embed_dim), size("num_heads", num_heads)
+        if head_dim is None and embed_dim % num_heads:
+            raise ArgumentError("num_heads", f"is {num_heads}, expected a number that divides embed_dim, {embed_dim}")
+        self.head_dim = size("head_dim", embed_dim // num_heads if head_dim is None else head_dim)
+        self.value_dim = size("value_dim", self.head_dim if value_dim is None else value_dim)
+        self.kv_rank, self.rotary_dim = size("kv_rank", kv_rank), size("rotary_dim", rotary_dim)
+        self.q_rank = None if q_rank is None else size("q_rank", q_rank)
+        self.dropout, self.causal, self.absorb, self.kernel = probability("dropout", dropout), causal, absorb, kernel
+        self.window = None if window is None else size("window", window, least=0)
+        self.scale = 1.0 / math.sqrt(self.head_dim + rotary_dim)
+        made = {"device": device, "dtype": dtype}
+        self.turn = Turn(rotary() if positions is None else positions, rotary_dim)
+        queries = num_heads * (self.head_dim + rotary_dim)
+        self.q_down = None if self.q_rank is None else nn.Linear(embed_dim, self.q_rank, bias=False, **made)
+        self.q_norm = None if self.q_rank is None else nn.RMSNorm(self.q_rank, eps=1e-6, **made)
+        self.q_up = nn.Linear(embed_dim if self.q_rank is None else self.q_rank, queries, bias=False, **made)
+        self.kv_down = nn.Linear(embed_dim, kv_rank + rotary_dim, bias=False, **made)
+        self.kv_norm = nn.RMSNorm(kv_rank, eps=1e-6, **made)
+        self.kv_up = nn.Linear(kv_rank, num_heads * (self.head_dim + self.value_dim), bias=False, **made)
+        self.out_proj = nn.Linear(num_heads * self.value_dim, embed_dim, bias=False, **made)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Any = None,
+        lengths: Any = None,
+        cache: KVCache | None = None,
+        observe: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """x (batch, T, embed_dim); the arguments are those of `MultiHeadAttention`."""
+        if x.ndim != 3 or x.shape[-1] != self.embed_dim:
+            raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected (batch, positions, {self.embed_dim})")
+        queries = x.shape[1]
+        places = query_places(begun(cache), queries, x)
+        q = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
+        q = self.q_up(q).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (batch, heads, T, …)
+        plain, turned = q[..., : self.head_dim], self.turn(q[..., self.head_dim :], places)
+        down = self.kv_down(x)[:, None]  # (batch, 1, T, …): one head
+        latent = self.kv_norm(down[..., : self.kv_rank])
+        held = torch.cat([latent, self.turn(down[..., self.kv_rank :], places)], dim=-1)
+        looks_back = self.causal or self.window is not None
+        kept = held_by(cache, held, held[..., :0], lengths, mask, looks_back)
+        absorbed = self.absorb if self.absorb is not None else cache is not None and self.cheaper(queries)
+        q, k, v = (self.absorbed if absorbed else self.made)(plain, turned, kept.k)
+        output, seen = attend(
+            q,
+            k,
+            v,
+            mask=visible(kept, queries, mask, lengths, cache is not None, self.causal, self.window),
+            scale=self.scale,
+            kernel=self.kernel,
+            dropout=self.dropout if self.training else 0.0,
+            observe=observe,
+        )
+        if absorbed:
+            output = output @ self.up()[1].mT  # Σ w c, (batch, heads, T, kv_rank), becomes Σ w v
+        output = self.out_proj(output.transpose(1, 2).flatten(2))
+        return output if observe is None else (output, seen)
+
+    def up(self) -> tuple[Tensor, Tensor]:
+        """W_uk (heads, head_dim, kv_rank) and W_uv (heads, value_dim, kv_rank)."""
+        both = self.kv_up.weight.view(self.num_heads, -1, self.kv_rank)
+        return both[:, : self.head_dim], both[:, self.head_dim :]
+
+    def made(self, plain: Tensor, turned: Tensor, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values by head, all of them made."""
+        latent, shared = held[..., : self.kv_rank], held[..., self.kv_rank :]
+        kv = self.kv_up(latent[:, 0]).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        k = torch.cat([kv[..., : self.head_dim], shared.expand(-1, self.num_heads, -1, -1)], dim=-1)
+        return torch.cat([plain, turned], dim=-1), k, kv[..., self.head_dim :]
+
+    def absorbed(self, plain: Tensor, turned: Tensor, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries that attend to the latents themselves, which are keys and values of one shared head."""
+        return torch.cat([plain @ self.up()[0], turned], dim=-1), held, held[..., : self.kv_rank]
+
+    def cheaper(self, queries: int) -> bool:
+        """True where so few queries cost fewer multiplications than making all keys and values.
+
+        For each key and head that is made: kv_rank · (head_dim + value_dim) to make it and head_dim + rotary_dim +
+        value_dim for each query; absorbed: 2 · kv_rank + rotary_dim for each query.
+        """
+        wide = self.head_dim + self.value_dim
+        return queries * (2 * self.kv_rank - wide) < self.kv_rank * wide
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.embed_dim}, {self.num_heads}, kv_rank={self.kv_rank}", f"head_dim={self.head_dim}"]
+        parts += [f"rotary_dim={self.rotary_dim}", f"value_dim={self.value_dim}"]
+        options = {name: getattr(self, name) for name in ("q_rank", "window", "absorb", "kernel")}
+        return ", ".join(parts + [f"{name}={value!r}" for name, value in options.items() if value is not None])

@@ -1,0 +1,122 @@
+"""Where queries and keys stand: what a cache hands out, and masks, angles and biases that follow positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.mask import Mask, as_mask
+from clearhead.masks import causal, lengths, where, window
+from clearhead.positions import Alibi, Bias, Relative, alibi, relative_bias
+
+
+class Held(NamedTuple):
+    """What a cache hands to attention: keys and values, and where they and the new queries stand.
+
+    `positions` (batch, S) is the position of each key, −1 where a slot is empty; None where key i has position i. The
+    first new query of each row has position `start`. A ring also says what it keeps.
+    """
+
+    k: Tensor
+    v: Tensor
+    start: list[int]
+    positions: Tensor | None = None
+    window: int | None = None
+    sinks: int = 0
+
+    def distances(self, queries: int) -> Tensor:
+        """Key position minus query position, (batch, 1, T, S), where keys do not lie in order."""
+        assert self.positions is not None
+        return self.positions[:, None, None, :] - self.query_positions(queries)[:, None, :, None]
+
+    def query_positions(self, queries: int) -> Tensor:
+        """The positions of the new queries, (batch, T)."""
+        return numbers(self.start, self.k)[:, None] + torch.arange(queries, device=self.k.device)
+
+    def mask(self, queries: int, back: int | None = None) -> Mask:
+        """Causal, and at most `back` positions back: what the new queries may see of what is held."""
+        if self.positions is None:
+            offset = first(self.start)
+            return causal(offset=offset) if back is None else window(back, offset=offset)
+        distance = self.distances(queries)
+        held = self.positions[:, None, None, :]
+        allowed = (held >= 0) & (distance <= 0)
+        if self.window is not None:
+            allowed = allowed & ((distance > -self.window) | (held < self.sinks))
+        return where(allowed if back is None else allowed & (distance >= -back))
+
+    def bias(self, bias: Alibi | Relative, queries: int) -> Bias | Tensor:
+        """A bias by distance, told where the keys are."""
+        if self.positions is None:
+            offset = first(self.start)
+            if isinstance(bias, Alibi):
+                return alibi(bias.slopes.size, offset=offset)
+            return relative_bias(
+                bias.table, bidirectional=bias.bidirectional, max_distance=bias.max_distance, offset=offset
+            )
+        distance = self.distances(queries)
+        if isinstance(bias, Alibi):
+            slopes = torch.tensor(bias.slopes.tolist(), dtype=torch.float32, device=self.k.device)
+            return -slopes[:, None, None] * distance.abs()  # (batch, heads, T, S)
+        chosen = buckets(distance[:, 0], bias.table.shape[0], bias.bidirectional, bias.max_distance)
+        return bias.table[chosen].movedim(-1, 1)
+
+
+def first(start: Sequence[int]) -> Any:
+    """One number where all rows start at the same place, else one for each."""
+    return start[0] if all(s == start[0] for s in start) else list(start)
+
+
+def numbers(values: Sequence[int], like: Tensor) -> Tensor:
+    """Whole numbers as a tensor beside another."""
+    return torch.tensor(values, dtype=torch.int64, device=like.device)
+
+
+def buckets(distance: Tensor, count: int, bidirectional: bool, most: int) -> Tensor:
+    """The T5 bucket of each key-minus-query distance, as `clearhead.positions.buckets` has it.
+
+    >>> buckets(torch.tensor([-200, -9, -1, 0, 1, 9, 200]), 32, True, 128).tolist()
+    [15, 8, 1, 0, 17, 24, 31]
+    """
+    base = torch.zeros_like(distance)
+    if bidirectional:
+        count //= 2
+        base = torch.where(distance > 0, count, 0)
+        far = distance.abs()
+    else:
+        far = (-distance).clamp(min=0)
+    exact = count // 2
+    scale = torch.tensor(most / exact, dtype=torch.float64).log().to(torch.float32)
+    ratio = (far.clamp(min=1).to(torch.float32) / exact).log() / scale.to(far.device)
+    shared = exact + (ratio * (count - exact)).to(torch.int64)
+    return base + torch.where(far < exact, far, shared.clamp(max=count - 1))
+
+
+def query_places(start: Sequence[int], queries: int, like: Tensor) -> Tensor:
+    """Positions of the queries: (T,), or (batch, T) where rows start at different ones."""
+    begin = first(start)
+    ahead = torch.arange(queries, device=like.device)
+    return numbers(begin, like)[:, None] + ahead if isinstance(begin, list) else begin + ahead
+
+
+def visible(
+    held: Held, queries: int, mask: Any, real: Any, cached: bool, looking_back: bool, back: int | None
+) -> Mask | None:
+    """What the queries may see: a module's own causality and window, the caller's mask, and no padding."""
+    found: Mask | None = None
+    if cached:
+        found = held.mask(queries, back)
+    elif back is not None:
+        found = window(back, align="start")
+    elif looking_back:
+        found = causal(align="start")
+    if mask is not None:
+        given = as_mask("mask", mask)
+        found = given if found is None else found & given
+    if real is not None and not cached:  # in a cache padding lies ahead of every query
+        padded = lengths(real)
+        found = padded if found is None else found & padded
+    return found

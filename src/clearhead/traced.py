@@ -1,0 +1,74 @@
+"""A call that is traced: masks and biases are put into wire form, and the operator is called.
+
+Masks may be made inside a compiled function or outside of it; a changed one is never taken for the old one. Numbers and
+arrays in it may change without compiling anew. PyTorch's compiler does not call `~mask` and `array & mask` of a class
+that it does not know: the first is made outside, the second is also `where(array) & mask`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.dropout import as_dropout
+from clearhead.mask import Mask, as_mask
+from clearhead.ops import attention
+from clearhead.positions import Bias, as_bias
+from clearhead.transforms import active, transformed
+from clearhead.wire import pack_bias, pack_mask, tensor
+
+
+def traced_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: tuple[float, Any] | None,
+    kernel: str | None,
+) -> Tensor:
+    """`attention` by way of the operator."""
+    if isinstance(mask, np.ndarray):
+        mask = tensor(mask)
+    if isinstance(bias, np.ndarray):
+        bias = tensor(bias)
+    if sinks is not None:
+        sinks = tensor(sinks)
+    arrays: list[Tensor] = []
+    numbers = [0]  # PyTorch takes an empty list for one of tensors
+    mask_form = None if mask is None else pack_mask(as_mask("mask", mask), arrays, numbers)
+    bias_form, learned = (None, None) if bias is None else pack_bias(as_bias(bias), arrays, numbers)
+    drop = as_dropout(dropout)
+    seed = None
+    if drop is not None:
+        seed = drop.seed if isinstance(drop.seed, Tensor) else torch.tensor(signed(drop.seed))
+    learns = learned is not None and learned.requires_grad and torch.is_grad_enabled()
+    run = transformed if active() else attention
+    return run(
+        q,
+        k,
+        v,
+        sinks,
+        learned,
+        seed,
+        arrays,
+        numbers,
+        mask_form,
+        bias_form,
+        None if scale is None else float(scale),
+        None if softcap is None else float(softcap),
+        0.0 if drop is None else drop.probability,
+        kernel,
+        learns,
+    )[0]
+
+
+def signed(seed: int) -> int:
+    """A seed below 2⁶⁴ as the 64-bit number with a sign that has the same bits."""
+    return seed - 2**64 if seed >= 2**63 else seed

@@ -1,0 +1,1 @@
+"""What a PyTorch model attended to, with no change to the model."""

@@ -1,0 +1,99 @@
+"""One attention call of a model, in the terms of `observe`: what it was given, and whether it can be observed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clearhead.arrays import Array
+from clearhead.mask import Mask, as_mask
+from clearhead.masks import causal as causal_mask
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Queries, keys, values and options of a call; `causal` aligns the first query with the first key, as PyTorch does.
+
+    A boolean `mask` is True where a query may attend. A float mask of PyTorch is a `bias`.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    causal: bool = False
+    mask: Array | None = None
+    bias: Array | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: Array | None = None
+
+    @property
+    def queries(self) -> int:
+        """How many queries there are."""
+        return int(self.q.shape[-2])
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are."""
+        return int(self.k.shape[-2])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords of `observe`."""
+        return {**self.unmasked, "mask": self.masked()}
+
+    @property
+    def unmasked(self) -> dict[str, Any]:
+        """The keywords of `observe` but for the mask."""
+        return {"bias": self.bias, "scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}
+
+    def masked(self, also: Mask | None = None) -> Mask | None:
+        """All that hides keys, as one mask; None where nothing does."""
+        parts = [] if also is None else [also]
+        parts += [causal_mask(align="start")] if self.causal else []
+        parts += [] if self.mask is None else [as_mask("attn_mask", self.mask)]
+        whole: Mask | None = None
+        for part in parts:
+            whole = part if whole is None else whole & part
+        return whole
+
+    def detached(self) -> Given:
+        """The same call, of which no gradient is asked."""
+        arrays = {name: getattr(self, name) for name in ("q", "k", "v", "mask", "bias", "sinks")}
+        return replace(self, **{name: a.detach() for name, a in arrays.items() if a is not None})
+
+    def of_heads(self, heads: tuple[int, ...]) -> Given:
+        """The same call for some query heads, each with the key head that it uses."""
+        count, key_heads = self.q.shape[-3], self.k.shape[-3]
+        group = count // max(key_heads, 1)
+        mine, theirs = list(heads), [head // group for head in heads]
+
+        def of(array: Array | None) -> Array | None:
+            if array is None or array.ndim < 3 or array.shape[-3] == 1:
+                return array
+            return array[..., mine, :, :]
+
+        return replace(
+            self,
+            q=self.q[..., mine, :, :],
+            k=self.k[..., theirs, :, :],
+            v=self.v[..., theirs, :, :],
+            mask=of(self.mask),
+            bias=of(self.bias),
+            sinks=None if self.sinks is None else self.sinks[mine],
+        )
+
+    def copied(self) -> Given:
+        """The same call without its values, in memory of its own: a cache may write over keys that were seen."""
+        arrays = {name: getattr(self, name) for name in ("q", "k", "mask", "bias", "sinks")}
+        arrays |= {name: _one_row(arrays[name]) for name in ("mask", "bias")}
+        return replace(
+            self, v=self.v[..., :0].clone(), **{name: a.clone() for name, a in arrays.items() if a is not None}
+        )
+
+
+def _one_row(array: Array | None) -> Array | None:
+    """A mask that says the same for every query, as padding does, as one row: n numbers and not n × n."""
+    if array is None or array.ndim < 2 or array.shape[-2] < 2 or not bool((array == array[..., :1, :]).all()):
+        return array
+    return array[..., :1, :]

@@ -1,0 +1,221 @@
+"""Every attention call of a running model, seen: a `TorchFunctionMode` that is on while a watched module runs.
+
+The mode is pushed when the outermost module of a watched model is entered, on whatever thread that is, and popped when
+it is left. All watches that are open share it, so that they may be nested and may overlap.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+
+from clearhead.attention import attention, observe
+from clearhead.errors import ArgumentError
+from clearhead.observe import Observed
+from clearhead.watching import own, sdpa
+from clearhead.watching.distance import mean_distance
+from clearhead.watching.given import Given
+from clearhead.watching.recorder import ATTENTION, Recorder
+
+# kernels that libraries register, and those that take functions, as flex_attention does
+KERNELS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
+
+
+@dataclass
+class Active(threading.local):
+    """The watches that are looking at this thread, and the mode that sees for them."""
+
+    recorders: list[Recorder] = field(default_factory=list)
+    mode: Mode | None = None
+
+
+active = Active()
+
+
+def start(recorder: Recorder) -> None:
+    """Look at this thread for a watch."""
+    if recorder not in active.recorders:
+        active.recorders.append(recorder)
+    if active.mode is None or not _on_stack(active.mode):
+        active.mode = Mode()
+        torch._C._push_on_torch_function_stack(active.mode)
+
+
+def stop(recorder: Recorder) -> None:
+    """Stop looking at this thread for a watch; the mode goes with the last one."""
+    if recorder in active.recorders:
+        active.recorders.remove(recorder)
+    if not active.recorders and active.mode is not None:
+        _take_off(active.mode)
+        active.mode = None
+
+
+def _stack() -> list[TorchFunctionMode]:
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(i) for i in range(count)]
+
+
+def _on_stack(mode: TorchFunctionMode) -> bool:
+    return any(other is mode for other in _stack())
+
+
+def _take_off(mode: TorchFunctionMode) -> None:
+    """Take a mode off the stack, also where an interrupted run has left others above it."""
+    if not _on_stack(mode):
+        return
+    above = []
+    while (top := torch._C._pop_torch_function_stack()) is not mode:
+        above.append(top)
+    for other in reversed(above):
+        torch._C._push_on_torch_function_stack(other)
+
+
+class Enough(Exception):
+    """Everything that was to be seen has been seen."""
+
+
+class Mode(TorchFunctionMode):
+    """Sees attention calls, and passes on everything else as it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One call of a PyTorch function."""
+        kwargs = kwargs or {}
+        if func in sdpa.NAMES or func is attention:
+            return _attend(func, args, kwargs)
+        if func is F.multi_head_attention_forward:
+            return _multi_head(func, args, kwargs)
+        if isinstance(func, KERNELS) and ATTENTION.search(str(func)):
+            for recorder in active.recorders:
+                recorder.count()
+                recorder.refuse(f"it calls {func}, a kernel of its own")
+        return func(*args, **kwargs)
+
+
+def _attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def plain() -> Tensor:
+        return func(*args, **kwargs)
+
+    try:
+        if func is attention:
+            given, dropped = own.read(*args, **kwargs), kwargs.get("dropout") is not None
+        else:
+            given, dropout = sdpa.read(args, kwargs)
+            dropped = dropout > 0
+    except (ValueError, TypeError) as error:
+        for recorder in active.recorders:
+            recorder.count()
+            recorder.refuse(str(error))
+        return plain()
+    return attend(given, plain, beside=dropped)
+
+
+def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False) -> Tensor:
+    """The result of a call, and every watch told of it.
+
+    The result is that of the observing kernel. The model's own call is made instead, and observed beside it, where it
+    drops weights (`beside`), where gradients are wanted, or where only some heads are looked at.
+    """
+    interested = []
+    for recorder in active.recorders:
+        recorder.count()
+        if recorder.selects():
+            interested.append(recorder)
+    if not interested:
+        return plain()
+    tensors = [a for a in (given.q, given.k, given.v, given.bias, given.sinks) if isinstance(a, Tensor)]
+    beside = beside or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)) or any(map(_dual, tensors))
+    result = plain() if beside else None
+    with torch.no_grad():
+        given = given.detached()
+        for recorder in interested:
+            try:
+                observed = look(given, recorder)
+            except Exception as error:  # the model runs on, whatever it was, and what was missed is said
+                recorder.refuse(f"observing it failed: {error}")
+                continue
+            if result is None and recorder.heads is None:
+                result = laid_out(observed.output, given.q)
+    return plain() if result is None else result
+
+
+def _dual(tensor: Tensor) -> bool:
+    """Does a tensor carry a tangent, of forward-mode differentiation?"""
+    unpack: Any = forward_ad.unpack_dual
+    return forward_ad._current_level >= 0 and unpack(tensor).tangent is not None
+
+
+def laid_out(output: Tensor, q: Tensor) -> Tensor:
+    """An output as PyTorch lays it out in memory, after the queries: models take a `view` of it that relies on this."""
+    if output.shape != q.shape or q.stride(-1) != 1:
+        return output
+    strides = torch.empty_like(q, device="meta").stride()
+    if output.stride() == strides:
+        return output
+    return torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device).copy_(output)
+
+
+def look(given: Given, recorder: Recorder) -> Observed:
+    """Observe a call for one watch."""
+    wanted = recorder.wanted
+    if recorder.heads is not None:
+        count = given.q.shape[-3] if given.q.ndim > 2 else 0
+        outside = [head for head in recorder.heads if head >= count]
+        if outside:
+            raise ArgumentError("heads", f"has {outside[0]}, and the call has {count or 'no'} heads")
+        given = given.of_heads(recorder.heads)
+    observed = observe(given.q, given.k, given.v, **given.options, **wanted.for_length(given.queries))
+    # there is no distance between two sequences
+    distance = mean_distance(given) if wanted.distance and not recorder.crosses else None
+    recorder.add(given, observed, distance)
+    return observed
+
+
+def _multi_head(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`nn.MultiheadAttention`: PyTorch's own code, with the one call inside it replaced.
+
+    The function asks for weights by building the matrix itself. It then runs as it is, and what it attended to is
+    observed beside it, so that weights, dropout and gradients are its own.
+    """
+    if not _wants_weights(args, kwargs):
+        return _through(lambda *a, **k: _attend(F.scaled_dot_product_attention, a, k))(*args, **kwargs)
+    result = func(*args, **kwargs)
+
+    def only_look(*a: Any, **k: Any) -> Tensor:
+        _attend(F.scaled_dot_product_attention, a, k)
+        raise Enough
+
+    names = func.__code__.co_varnames[: func.__code__.co_argcount]
+    call = {**dict(zip(names, args, strict=False)), **kwargs}
+    call |= {"need_weights": False, "training": False, "is_causal": False}
+    try:
+        with torch.no_grad():
+            _through(only_look)(**call)
+    except Enough:
+        pass
+    return result
+
+
+def _wants_weights(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    code = F.multi_head_attention_forward.__code__
+    place = code.co_varnames.index("need_weights")
+    return bool(args[place] if len(args) > place else kwargs.get("need_weights", True))
+
+
+def _through(attention: Callable[..., Tensor]) -> Callable[..., Any]:
+    """`multi_head_attention_forward` with another attention inside: the same code over changed names.
+
+    It asks for the mode before it does anything, and the mode would never see inside; patching the module would be seen
+    by every thread.
+    """
+    source = F.multi_head_attention_forward
+    names = {**vars(F), "has_torch_function": lambda _: False, "scaled_dot_product_attention": attention}
+    return types.FunctionType(source.__code__, names, source.__name__, source.__defaults__, source.__closure__)

@@ -1,0 +1,323 @@
+"""Who is running: the modules of a watched model as they are entered and left, on every thread, and what they miss."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.observe import Observed
+from clearhead.watching.given import Given
+from clearhead.watching.names import Tokens
+from clearhead.watching.seen import Call, Seen, layer_of
+from clearhead.watching.wants import Wanted
+
+ATTENTION = re.compile(r"(?i)attention|attn|(?<![a-z])mha(?![a-z])")
+# a module's own name says that it attends where it ends in this: post_attention_layernorm does not
+CALLED = re.compile(r"(?i)(^|_)(attention|attn|mha)\d*$")
+# what attention from one sequence to another is called
+CROSS = re.compile(r"(?i)cross|enc_?dec|encoder_attn|encoder_attention")
+PART = re.compile(r"(Norm|Dropout|Embeddings?|Bias|Output|Mask)$")
+
+
+def attends(name: str, module: nn.Module) -> bool:
+    """True for a module that calls itself attention, by its class or by its own name; PyTorch's small parts do not."""
+    kind = type(module)
+    if kind.__module__.startswith("torch.nn.") and kind is not nn.MultiheadAttention:
+        return False
+    if PART.search(kind.__name__):
+        return False
+    return bool(ATTENTION.search(kind.__name__) or CALLED.search(name.rpartition(".")[2]))
+
+
+@dataclass
+class Frame:
+    """A module that is running: how many calls had been made when it was entered."""
+
+    name: str
+    module: nn.Module
+    before: int
+
+
+@dataclass
+class Thread(threading.local):
+    """What one thread is doing inside a watched model."""
+
+    frames: list[Frame] = field(default_factory=list)
+    made: int = 0
+    step: int = 0
+    whole: bool = False  # it is the whole model that runs
+    within: FrameType | None = None  # where Python runs the outermost module
+
+
+class Recorder:
+    """One `watch`: what it wants, whom it is watching, and what it has seen."""
+
+    def __init__(
+        self,
+        root: nn.Module,
+        wanted: Wanted,
+        layers: tuple[int | str, ...] | None,
+        heads: tuple[int, ...] | None,
+        tokens: Tokens,
+        on_device: bool,
+    ) -> None:
+        self.root, self.wanted, self.layers, self.heads = root, wanted, layers, heads
+        self.tokens, self.on_device = tokens, on_device
+        self.seen = Seen()
+        self.here = Thread()
+        self.lock = threading.Lock()
+        self.begun = 0
+        self.runs = 0
+        self.inside = 0
+        self.whole = 0
+        self.closed = False
+        self.last_masks: dict[str, tuple[Any, Any, Any]] = {}
+        self.at_last: Callable[[], None] | None = None
+        self.order: dict[str, int] = {}  # modules without a number in their name, in the order of their first call
+        self.made_calls: set[str] = set()
+        self.silent: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+
+    def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A module starts to run; True where it is the outermost on this thread."""
+        here = self.here
+        if module is self.root and not _running(here.within):
+            self.abandon()
+        outermost = not here.frames
+        if outermost:
+            with self.lock:
+                if self.closed:
+                    return False
+                self.runs += 1
+                self.inside += 1
+                here.within = sys._getframe(3)  # past the hook: what called it also runs the module
+                here.whole = module is self.root
+                # a part that runs while the model does is run by it, on a thread of its own
+                here.step = self.begun - 1 if self.whole and not here.whole else self.begun
+                if here.whole:
+                    self.begun += 1
+                    self.whole += 1
+                self.tokens.begin(here.step, args, kwargs, whole=here.whole)
+        here.frames.append(Frame(name, module, here.made))
+        return outermost
+
+    def leave(self, name: str) -> bool:
+        """A module has run or has failed; True where it was the outermost on this thread."""
+        frames = self.here.frames
+        while frames:
+            frame = frames.pop()
+            if frame.name == name:
+                self._note_silence(frame)
+                if not frames:
+                    self._one_less()
+                return not frames
+        return False
+
+    def abandon(self) -> None:
+        """Forget a run on this thread that was interrupted, as Ctrl-C does, without being left."""
+        if self.here.frames:
+            self.here.frames.clear()
+            self._one_less()
+
+    def close(self, at_last: Callable[[], None]) -> None:
+        """Look at no new run; call `at_last` once those of other threads have ended."""
+        self.abandon()
+        with self.lock:
+            self.closed = True
+            waiting = self.inside > 0
+            self.at_last = at_last if waiting else None
+        if not waiting:
+            at_last()
+
+    def _one_less(self) -> None:
+        self.here.within = None
+        with self.lock:
+            self.inside -= 1
+            self.whole -= self.here.whole
+            last = self.at_last if not self.inside else None
+        if last is not None:
+            last()
+
+    def _note_silence(self, frame: Frame) -> None:
+        if not attends(frame.name, frame.module):
+            return
+        with self.lock:
+            # what stands inside it are its helpers, and not attention of their own; inside the whole model only where
+            # it attends by itself: all its layers stand there
+            if frame.name or "" in self.made_calls:
+                self.silent = {n: why for n, why in self.silent.items() if not _inside(n, frame.name)}
+            if self.here.made == frame.before:
+                self.silent[frame.name] = _silence(frame.module)
+
+    @property
+    def running(self) -> str:
+        """The innermost module that is running on this thread."""
+        return self.here.frames[-1].name if self.here.frames else ""
+
+    @property
+    def crosses(self) -> bool:
+        """Does the module that is running attend to another sequence, by its name?"""
+        if CROSS.search(self.running):
+            return True
+        frames = self.here.frames
+        layer = frames[-2].module if len(frames) > 1 else None
+        return isinstance(layer, nn.TransformerDecoderLayer) and frames[-1].module is layer.multihead_attn
+
+    def count(self) -> None:
+        """A call was made, whether it is wanted or not."""
+        self.here.made += 1
+        self.made_calls.add(self.running)
+
+    def selects(self) -> bool:
+        """Is the call that is being made now one of the layers that are wanted?"""
+        if self.closed or self.layers is None:
+            return not self.closed
+        name = self.running
+        self.number(name)
+        return any(self._is(name, which) for which in self.layers)
+
+    def number(self, name: str) -> int:
+        """The layer of a module: the number in its name, or else its place among those that have none."""
+        found = layer_of(name)
+        if found is not None:
+            return found
+        with self.lock:
+            return self.order.setdefault(name, len(self.order))
+
+    def add(self, given: Given, observed: Observed, distance: Tensor | None) -> None:
+        """Hold on to what was observed of the call that is being made."""
+        frame = self.here.frames[-1]
+        number = self.number(frame.name)
+        kept = self._kept(given) if self.wanted.keep else None
+        if not self.wanted.output:
+            observed = observed.each(lambda a: a)  # a value of its own
+            object.__setattr__(observed, "output", observed.output[..., :0].clone())
+        if not self.on_device:
+            observed, distance = observed.each(_to_cpu), _to_cpu(distance)
+        step = self.here.step
+        batch = math.prod(observed.lse.shape[:-2])
+        named = self.tokens.of(frame.name, step, batch, given.queries, given.keys, crossing=self.crosses)
+        with self.lock:
+            self.seen.calls.append(
+                Call(
+                    name=frame.name,
+                    kind=type(frame.module).__name__,
+                    index=len(self.seen.calls),
+                    step=step,
+                    layer=number,
+                    keys=given.keys,
+                    observed=observed,
+                    heads=self.heads,
+                    distance=distance,
+                    kept=kept,
+                    queries_named=named[0],
+                    keys_named=named[1],
+                    counted=self.wanted.counted(given.queries),
+                )
+            )
+
+    def _kept(self, given: Given) -> Given:
+        """A copy of a call; layers that share a mask, boolean or float, share its copy."""
+        mine = given.copied()
+        if not self.on_device:
+            mine = Given(**{name: _to_cpu(value) for name, value in vars(mine).items()})
+        mask, bias = self._shared("mask", given.mask, mine.mask), self._shared("bias", given.bias, mine.bias)
+        return replace(mine, mask=mask, bias=bias)
+
+    def _shared(self, name: str, theirs: Tensor | None, copy: Tensor | None) -> Tensor | None:
+        who = _identity(theirs)
+        if who is None:
+            return copy
+        with self.lock:
+            last = self.last_masks.get(name)
+            if last is not None and last[0] == who:
+                return last[2]
+            self.last_masks[name] = (who, theirs, copy)  # held on to, so that no other mask comes to lie there
+        return copy
+
+    def refuse(self, why: str) -> None:
+        """The call that is being made cannot be observed."""
+        self.refused.setdefault(self.running, why)
+
+    def settle(self) -> None:
+        """Say what was missed, now that everything has run."""
+        self.last_masks = {}
+        missed = dict(self.refused)
+        made_calls = set(self.made_calls)
+        for name, why in self.silent.items():
+            if name not in made_calls and not any(_inside(made, name) for made in made_calls):
+                missed.setdefault(name, why)
+        for name, module in self.root.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                missed.setdefault(name, f"{type(module).__name__} is TorchScript, which runs where Python cannot see")
+        if unmet := self._unmet(made_calls | set(missed)):
+            known = ", ".join(sorted(made_calls)[:6]) + (", …" if len(made_calls) > 6 else "")
+            missed.setdefault("", f"layers has {unmet}, and no call was made there; calls were made by {known}")
+        if not missed and not self.made_calls:
+            kind = type(self.root).__name__
+            missed[""] = (
+                f"{kind} ran and made no attention call that can be seen"
+                if self.runs
+                else f"{kind} was not called while watch was open"
+            )
+        self.seen.missed.clear()
+        self.seen.missed.update(missed)
+
+    def _unmet(self, names: set[str]) -> str:
+        """Those of the layers asked for that none of the names belongs to."""
+        if not self.made_calls or self.layers is None:
+            return ""
+        return ", ".join(repr(which) for which in self.layers if not any(self._is(name, which) for name in names))
+
+    def _is(self, name: str, which: int | str) -> bool:
+        if isinstance(which, str):
+            return fnmatchcase(name, which)
+        number = layer_of(name)
+        return (self.order.get(name) if number is None else number) == which
+
+
+def _running(frame: FrameType | None) -> bool:
+    """Is Python still inside this frame, on this thread? A run that was interrupted has left it."""
+    here: FrameType | None = sys._getframe()
+    while here is not None and frame is not None:
+        if here is frame:
+            return True
+        here = here.f_back
+    return False
+
+
+def _inside(name: str, other: str) -> bool:
+    """Is a module a part of another, by their names?"""
+    return name != other and (not other or name.startswith(f"{other}."))
+
+
+def _silence(module: nn.Module) -> str:
+    """Why a module that attends made no call."""
+    words = f"{type(module).__name__} ran, but not by scaled_dot_product_attention: in steps, or in a kernel of its own"
+    configs = (getattr(part, "config", None) for part in module.modules())
+    way = next((getattr(config, "_attn_implementation", None) for config in configs if config is not None), None)
+    if isinstance(way, str) and way != "sdpa":
+        helps = "where the model has it, model.set_attn_implementation('sdpa') lets it be seen"
+        return f"{words} (attn_implementation is {way!r}; {helps})"
+    return words
+
+
+def _identity(mask: Tensor | None) -> tuple[Any, ...] | None:
+    """Where a mask lies and how often it was written to; None where PyTorch does not count that."""
+    if mask is None or mask.is_inference():
+        return None
+    return mask.data_ptr(), mask.shape, mask.stride(), mask._version
+
+
+def _to_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value

@@ -1,0 +1,70 @@
+"""PyTorch's `scaled_dot_product_attention`, read: its arguments as a `Given`, or why it cannot be observed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.watching.given import Given
+
+# the function as users and as other libraries call it
+NAMES = frozenset(
+    (
+        F.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention.default,
+    )
+)
+
+
+def arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> dict[str, Any]:
+    """The arguments by name, however they were passed."""
+    return locals()
+
+
+def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, float]:
+    """A call as a `Given`, and its dropout; a ValueError that says why where it cannot be observed.
+
+    Inside `torch.autocast` PyTorch casts the arguments after this point, so they are cast here.
+    """
+    call = arguments(*args, **kwargs)
+    q, k, v, mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
+    for name, tensor in (("query", q), ("key", k), ("value", v)):
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            raise ValueError(f"its {name} is a nested or sparse tensor")
+        if tensor.device.type == "meta":
+            raise ValueError("its tensors are on the meta device and hold no numbers")
+        if type(tensor.detach()) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            raise ValueError(
+                f"its {name} is a {type(tensor).__name__} inside a transform, and holds no numbers of its own"
+            )
+    heads, key_heads = (t.shape[-3] if t.ndim > 2 else 1 for t in (q, k))
+    if heads != key_heads and key_heads != 1 and not call["enable_gqa"]:
+        raise ValueError("query and key have different numbers of heads, and enable_gqa is not set")
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        q, k, v = (t.to(dtype) if t.is_floating_point() else t for t in (q, k, v))
+    boolean = mask is not None and mask.dtype == torch.bool
+    given = Given(
+        q,
+        k,
+        v,
+        causal=bool(call["is_causal"]),
+        mask=mask if boolean else None,
+        bias=None if boolean else mask,
+        scale=None if call["scale"] is None else float(call["scale"]),
+    )
+    return given, float(call["dropout_p"])

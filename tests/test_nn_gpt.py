@@ -1,0 +1,252 @@
+"""TransformerBlock against PyTorch's layer, and a GPT that learns a text and says it back."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from budget import within
+from torch import nn
+
+import clearhead as ch
+from clearhead.nn import GPT, DifferentialAttention, FeedForward, GPTConfig, KVCache, LatentAttention, TransformerBlock
+from clearhead.nn.gpt import sample
+
+TEXT = "attention is all you need, and every head looks where it likes. " * 2
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_block_is_pytorchs_encoder_layer(norm: Any, bias: bool) -> None:
+    theirs = nn.TransformerEncoderLayer(
+        12, 3, 20, dropout=0.0, activation="gelu", batch_first=True, norm_first=norm == "pre", bias=bias
+    )
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter)
+    mine = TransformerBlock(12, 3, norm=norm, hidden=20, bias=bias)
+    names = {"self_attn.": "attention.", "linear1.": "feed_forward.up.", "linear2.": "feed_forward.down."}
+    state = {}
+    for name, tensor in theirs.state_dict().items():
+        for theirs_name, mine_name in names.items():
+            name = name.replace(theirs_name, mine_name)
+        state[name] = tensor
+    mine.load_state_dict(state)
+    x = torch.randn(2, 5, 12)
+    exact = copy.deepcopy(theirs).double().train()(x.double())
+    within(mine(x), exact, theirs.train()(x), 5)
+
+
+def test_swiglu_and_sizes() -> None:
+    part = FeedForward(12, activation="swiglu", bias=False)
+    x = torch.randn(5, 12)
+    gate, up, down = (getattr(part, name).weight for name in ("gate", "up", "down"))
+    want = (nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    torch.testing.assert_close(part(x), want)
+    assert gate.shape == (32, 12)
+    assert FeedForward(12).up.weight.shape == (48, 12)
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [LatentAttention(12, 2, kv_rank=8, rotary_dim=4), DifferentialAttention(12, 2, causal=True)],
+    ids=lambda module: type(module).__name__,
+)
+def test_a_block_takes_other_attention(attention: nn.Module) -> None:
+    block = TransformerBlock(12, 2, attention=attention, rms=True, activation="swiglu").double()
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    cache = KVCache()
+    with torch.no_grad():
+        got = torch.cat([block(part, cache=cache) for part in x.split(1, dim=1)], dim=1)
+    torch.testing.assert_close(got, block(x))
+
+
+def test_dropout_of_a_block_follows_training() -> None:
+    block, x = TransformerBlock(12, 3, dropout=0.5), torch.randn(2, 5, 12)
+    assert not torch.equal(block(x), block(x))
+    block.eval()
+    assert torch.equal(block(x), block(x))
+    assert block.extra_repr() == "norm='pre', dropout=0.5"
+
+
+def model(**options: Any) -> GPT:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocabulary": 29, "context": 40, "layers": 2, "heads": 4, "width": 32, **options}
+    made = GPT(GPTConfig(**sizes)).eval()
+    for parameter in made.parameters():  # large enough that tokens differ
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "rotary": {},
+    "learned": {"positions": "learned"},
+    "alibi, grouped": {"positions": "alibi", "kv_heads": 2},
+    "relative, SwiGLU, RMSNorm": {"positions": "relative", "activation": "swiglu", "rms": True, "bias": False},
+    "window, multi-query, normed": {"window": 3, "kv_heads": 1, "qk_norm": True, "tied": False},
+}
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_generating_with_a_cache_is_generating_without(options: dict[str, Any]) -> None:
+    gpt = model(**options)
+    prompt = torch.randint(29, (3, 5), generator=torch.Generator().manual_seed(2))
+    ways: list[dict[str, Any]] = [{"temperature": 0}, {"seed": 4, "top_k": 5, "temperature": 0.7}]
+    for how in [*ways, {"seed": 5, "top_p": 0.6}, {"temperature": 0, "lengths": [5, 2, 4]}]:
+        without = gpt.generate(prompt, 8, cache=False, **how)
+        makers = [lambda: gpt.caches(), lambda: gpt.caches(40), lambda: gpt.caches(window=30)]
+        if "window" in options:
+            makers.append(lambda: gpt.caches(window=4))
+        for make in makers:
+            assert torch.equal(gpt.generate(prompt, 8, cache=make, **how), without)
+    assert without.shape == (3, 13)
+
+
+def test_each_row_goes_on_where_its_prompt_ends() -> None:
+    gpt = model()
+    prompt = torch.randint(29, (2, 6), generator=torch.Generator().manual_seed(2))
+    together = gpt.generate(prompt, 7, temperature=0, lengths=[6, 3])
+    for row, n in enumerate((6, 3)):
+        alone = gpt.generate(prompt[row, :n], 7, temperature=0)
+        assert torch.equal(together[row, : n + 7], alone)
+
+
+def test_a_ring_with_sinks_foretells_as_the_mask_it_stands_for() -> None:
+    gpt = model(layers=1).double()
+    tokens = torch.randint(29, (2, 20), generator=torch.Generator().manual_seed(2))
+    caches = gpt.caches(window=5, sinks=2)
+    with torch.no_grad():
+        got = torch.cat([gpt(one, caches=caches) for one in tokens.split(1, dim=1)], dim=1)
+        x = gpt.blocks[0](gpt.tokens(tokens), mask=ch.window(4) | ch.prefix(2))
+        torch.testing.assert_close(got, gpt.head(gpt.norm(x)))
+
+
+def test_stopping() -> None:
+    gpt = model()
+    prompt = torch.randint(29, (3, 4), generator=torch.Generator().manual_seed(2))
+    free = gpt.generate(prompt, 10, temperature=0)
+    stop = int(free[0, 6])
+    stopped = gpt.generate(prompt, 10, temperature=0, stop=stop)
+    for row in range(3):
+        new = free[row, 4:].tolist()
+        end = new.index(stop) if stop in new else None
+        mine = stopped[row, 4:].tolist()
+        assert mine == (new[: len(mine)] if end is None else (new[: end + 1] + [stop] * 10)[: len(mine)])
+    alone = gpt.generate(prompt[0], 10, temperature=0, stop={stop, 999})
+    assert alone[-1] == stop
+    assert stop not in alone[4:-1]
+
+
+def test_sampling() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).expand(20000, 4)
+    generator = torch.Generator().manual_seed(0)
+
+    def shares(**how: Any) -> list[float]:
+        drawn = sample(logits, generator=generator, **how)
+        return (torch.bincount(drawn, minlength=4) / 20000).tolist()
+
+    assert shares() == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.02)
+    assert shares(top_k=2) == pytest.approx([0.625, 0.375, 0, 0], abs=0.02)
+    assert shares(top_p=0.8) == pytest.approx([0.625, 0.375, 0, 0], abs=0.02)
+    assert shares(top_p=0.81)[2] > 0
+    cold = shares(temperature=0.5)
+    assert cold == pytest.approx([w**2 / 0.365 for w in (0.5, 0.3, 0.15, 0.05)], abs=0.02)
+    assert shares(temperature=0) == [1, 0, 0, 0]
+
+
+def test_it_learns_a_text_and_says_it_back() -> None:
+    letters = sorted(set(TEXT))
+    tokens = torch.tensor([letters.index(c) for c in TEXT])
+    torch.manual_seed(0)
+    sizes = {"vocabulary": len(letters), "context": 64, "layers": 2, "heads": 4, "width": 32}
+    gpt = GPT(GPTConfig(**sizes, activation="swiglu", rms=True))
+    assert abs(float(gpt.loss(tokens[None]).detach()) - math.log(len(letters))) < 0.1  # nothing is known yet
+    optimiser = torch.optim.AdamW(gpt.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(120):
+        starts = torch.randint(len(tokens) - 48, (8,), generator=generator)
+        loss = gpt.loss(torch.stack([tokens[s : s + 48] for s in starts]))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert float(loss.detach()) < 0.25
+    said = gpt.generate(tokens[:10], 54, temperature=0)
+    assert "".join(letters[i] for i in said) == TEXT[:64]
+    assert gpt.training
+
+
+def test_state_copies_and_moves() -> None:
+    gpt = model(positions="learned")
+    tokens = torch.randint(29, (2, 7))
+    assert gpt.head.weight is gpt.tokens.weight
+    other = model(positions="learned")
+    nn.init.zeros_(other.tokens.weight)
+    other.load_state_dict(gpt.state_dict())
+    for same in (other, copy.deepcopy(gpt), pickle.loads(pickle.dumps(gpt))):
+        assert torch.equal(same(tokens), gpt(tokens))
+        assert same.head.weight is same.tokens.weight
+    assert copy.deepcopy(gpt).half()(tokens).dtype == torch.float16
+    assert GPT(gpt.config, device="meta")(tokens.to("meta")).shape == (2, 7, 29)
+    assert gpt.extra_repr() == f"{sum(p.numel() for p in gpt.parameters()):,} parameters"
+
+
+def test_compiled_in_one_graph_and_exported() -> None:
+    torch._dynamo.reset()
+    gpt = model(kv_heads=2, qk_norm=True)
+    tokens = torch.randint(29, (2, 7))
+    compiled = torch.compile(gpt, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(tokens), gpt(tokens))
+    found = [torch.autograd.grad(run(tokens).square().mean(), list(gpt.parameters())) for run in (compiled, gpt)]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    length = torch.export.Dim("length", min=2, max=40)
+    program = torch.export.export(gpt, (tokens,), dynamic_shapes={"tokens": {1: length}})
+    for n in (7, 19):
+        more = torch.randint(29, (2, n))
+        torch.testing.assert_close(program.module()(more), gpt(more))
+
+
+ONE = torch.tensor([1])
+REFUSED: dict[str, Any] = {
+    "norm: is 'sandwich', expected 'pre' or 'post'": lambda: TransformerBlock(12, 3, norm="sandwich"),  # type: ignore[arg-type]
+    "activation: is 'relu', expected 'gelu' or 'swiglu'": lambda: FeedForward(12, activation="relu"),  # type: ignore[arg-type]
+    "attention: is given together with window, which it has its own of": (
+        lambda: TransformerBlock(12, 3, attention=nn.Identity(), window=3)
+    ),
+    "layers: is 0, expected a whole number of at least 1": lambda: model(layers=0),
+    "tokens: has shape (5,), expected whole numbers (batch, positions)": lambda: model()(
+        torch.zeros(5, dtype=torch.int64)
+    ),
+    "tokens: come to 41 positions, expected at most context, 40": (
+        lambda: model(positions="learned")(torch.zeros(1, 41, dtype=torch.int64))
+    ),
+    "temperature: is -1, expected a number of at least 0": lambda: model().generate(
+        torch.tensor([1]), 2, temperature=-1
+    ),
+    "top_k: is 0, expected a whole number of at least 1": lambda: model().generate(ONE, 2, top_k=0),
+    "top_p: is 0.0, expected a number above 0 and up to 1": lambda: model().generate(ONE, 2, top_p=0.0),
+}
+
+
+@pytest.mark.parametrize(("text", "mistake"), REFUSED.items(), ids=lambda v: v if isinstance(v, str) else "")
+def test_a_mistake_is_refused_in_one_sentence(text: str, mistake: Any) -> None:
+    with pytest.raises(ch.ArgumentError) as refusal:
+        mistake()
+    assert str(refusal.value) == text
+
+
+# PyTorch's own compiler still imports what PyTorch has deprecated
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(" " in torch.__file__, reason="PyTorch's compiler does not quote the path to itself")
+def test_compiled_by_the_default_compiler() -> None:
+    torch._dynamo.reset()
+    block, x = TransformerBlock(12, 3, causal=True), torch.randn(2, 5, 12)
+    compiled = torch.compile(block, fullgraph=True)
+    torch.testing.assert_close(compiled(x), block(x))
+    found = [torch.autograd.grad(run(x).square().sum(), list(block.parameters())) for run in (compiled, block)]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
