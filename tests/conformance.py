@@ -20,6 +20,11 @@ REFUSED: dict[tuple[str, str], str] = {
     ("compiled", name): "it has no dropout; `tiled` has"
     for name in ("dropout", "dropout, large seed", "everything", "bfloat16, everything")
 }
+REFUSED |= {
+    ("triton", name): "it takes float16, bfloat16, float32, not float64"
+    for name in ("one query, 32 features, float64", "float64", "scores of 10⁴, float64")
+}
+REFUSED["triton", "wide"] = "257 features of a value are outside 1 to 256"
 
 
 def forward(kernel: str, case: Case, library: ArrayLibrary) -> None:

@@ -29,4 +29,8 @@ settings.register_profile("same", derandomize=True)
 settings.register_profile("search", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
+import interpreted  # noqa: E402
+
+interpreted.import_kernels()
+
 import libraries  # noqa: E402, F401  # sets XLA's flags before anything imports JAX

@@ -67,6 +67,9 @@ LIBRARIES = (
     ArrayLibrary("strict", array_api_strict.asarray, ("float32", "float64")),
 )
 
+# PyTorch on a GPU: run where there is one (`test_gpu.py`)
+CUDA = ArrayLibrary("cuda", lambda a: _torch(a).cuda())
+
 
 def numbers(array: Any) -> np.ndarray:
     """Any library's array as NumPy float64, for comparing."""

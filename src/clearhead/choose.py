@@ -7,9 +7,11 @@ from clearhead.kernels.compiled import compiled
 from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import SMALL_NUMPY, dense
 from clearhead.kernels.tiled import tiled
+from clearhead.kernels.triton import triton
+from clearhead.kernels.vendor import vendor
 from clearhead.problem import Problem
 
-KERNELS: tuple[Kernel, ...] = (compiled, tiled, dense)
+KERNELS: tuple[Kernel, ...] = (compiled, vendor, triton, tiled, dense)
 
 # Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
 # (`make bench`).
@@ -24,11 +26,22 @@ def preference(problem: Problem) -> list[tuple[Kernel, str]]:
     small = scores <= SMALL
     side = "at most" if small else "more than"
     by_size = f"{scores:,} scores are {side} {SMALL:,}"
-    order: list[tuple[Kernel, str]] = [(compiled, "it is the fastest on this CPU")]
+    slower = [(kernel, by_size) for kernel in ((dense, tiled) if small else (tiled, dense))]
+    cpu: list[tuple[Kernel, str]] = [(compiled, "it is the fastest on this CPU")]
+    gpu: list[tuple[Kernel, str]] = [
+        (vendor, "the vendor's own kernels are the fastest for plain problems"),
+        (triton, "it is the fastest on this GPU for what the vendor has not"),
+    ]
+    if on_gpu(problem):
+        return [*gpu, *cpu, *slower]
     if scores <= SMALL_NUMPY and problem.plain and problem.library.name == "numpy":
-        return [(dense, f"{scores:,} scores cost NumPy less than preparing a kernel"), *order, (tiled, by_size)]
-    order += [(kernel, by_size) for kernel in ((dense, tiled) if small else (tiled, dense))]
-    return order
+        return [(dense, f"{scores:,} scores cost NumPy less than preparing a kernel"), *cpu, *gpu, (tiled, by_size)]
+    return [*cpu, *slower, *gpu]
+
+
+def on_gpu(problem: Problem) -> bool:
+    """True for PyTorch tensors on a CUDA device."""
+    return problem.library.name == "torch" and problem.q.device.type == "cuda"
 
 
 def choose(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str, str]]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from clearhead.arrays import Array, dtype_name, is_torch, is_traced, settled
+from clearhead.arrays import Array, dtype_name, is_torch, is_traced, settled, to_numpy
 from clearhead.errors import ArgumentError
 
 Align = Literal["end", "start"]
@@ -71,6 +71,8 @@ def whole_numbers(argument: str, value: object) -> Array:
                 raise ArgumentError(argument, f"has dtype {dtype_name(numbers)}, expected whole numbers")
             return numbers
     numbers = settled(value)
+    if is_torch(numbers):  # on an accelerator: they are few, and every mask needs to read them
+        numbers = to_numpy(numbers)
     if not is_traced(numbers) and numbers.dtype.kind not in "iu":
         if numbers.size:
             raise ArgumentError(argument, f"is {value!r}, expected a whole number or an array of them")

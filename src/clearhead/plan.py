@@ -68,6 +68,8 @@ def plan(
     numpy float32 · heads 8 · 4,096 queries × 4,096 keys · 64 features · window(255)
       kernel        tiled
       not compiled  'tiled' was asked for
+      not vendor    'tiled' was asked for
+      not triton    'tiled' was asked for
       not dense     'tiled' was asked for
       pairs         16,252,928 of 134,217,728 (12.1%)
       FLOPs         4.161 GFLOP

@@ -87,7 +87,7 @@ class Relative(Bias):
 
     def tile(self, rows: range, columns: range, grid: Grid) -> Array:
         distance = np.asarray(columns) - (np.asarray(rows)[:, None] + self.alignment.offset(grid))
-        chosen = buckets(distance, self.table.shape[0], bidirectional=self.bidirectional, most=self.max_distance)
+        chosen = self.chosen(distance)
         library = Library.of(self.table)
         flat = library.asarray(chosen.reshape(-1))
         values = library.xp.take(self.table, flat, axis=0)  # (…·rows·columns, heads)
@@ -103,8 +103,11 @@ class Relative(Bias):
 
     def by_distance(self, distance: np.ndarray) -> np.ndarray:
         """(heads, …) for distances key − query: the bias depends on nothing else."""
-        chosen = buckets(distance, self.table.shape[0], bidirectional=self.bidirectional, most=self.max_distance)
-        return to_numpy(self.table)[chosen].T
+        return to_numpy(self.table)[self.chosen(distance)].T
+
+    def chosen(self, distance: np.ndarray) -> np.ndarray:
+        """The row of the table for each distance key − query."""
+        return buckets(distance, self.table.shape[0], bidirectional=self.bidirectional, most=self.max_distance)
 
     @property
     def parameter(self) -> Array:

@@ -1,0 +1,172 @@
+"""Launching Hopper's second look (`hopper_observe.py`): what each key received, a pooled map, the largest weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from clearhead.grid import bins as bins_of
+from clearhead.kernels.gluon import Done, described
+from clearhead.kernels.hopper_observe import by_key, lay_out
+from clearhead.kernels.hopper_top import HELD, choose, search
+from clearhead.observe import Map, Top
+
+
+@dataclass(frozen=True)
+class LookCut:
+    """How the work is cut up: `rows` keys a consumer, 16 for each of its warps; `columns` queries a tile."""
+
+    columns: int = 128
+    stages: int = 3
+    consumers: int = 3
+    rows: int = 64
+    registers: int = 160
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is wanted, as far as it changes the code."""
+
+    width: int
+    upper: bool  # query i sees no key after i + upper
+    lower: bool  # query i sees no key before i + lower
+    softcap: bool
+    received: bool
+    map: bool
+    pooled: bool  # the keys of a warp are in one cell of the map
+    top: bool
+    even: bool  # all bins have the same number of queries
+
+
+class Found(NamedTuple):
+    """What was wanted: (B, H, S); (B, H, rows, columns) twice; (B, H, T, top) twice."""
+
+    received: torch.Tensor | None = None
+    map: Map | None = None
+    top: Top | None = None
+
+
+def look(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    done: Done,
+    scale: float,
+    causal_offset: int | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    received: int | None = None,
+    map: tuple[int, int] | None = None,
+    top: int = 0,
+    cut: LookCut | None = None,
+) -> Found:
+    """What each key received of the last `received` queries, the weights pooled, the `top` largest of each query.
+
+    q (B, H, T, D), k (B, Hk, S, D) and the rest as `gluon.forward` took them; `done` is what it gave, with the same
+    `top`. Everything comes from one product of all queries with all keys, or two where `received` counts but some.
+    """
+    batch, heads, queries, width = q.shape
+    if received is not None and received < queries and (map or top):
+        options = (q, k, done, scale, causal_offset, window, softcap)
+        alone = look(*options, received=received, cut=cut)
+        return look(*options, map=map, top=top, cut=cut)._replace(received=alone.received)
+    keys = k.shape[2]
+    new = partial(torch.empty, dtype=torch.float32, device=q.device)
+    count, cells = (min(map[0], queries), min(map[1], keys)) if map else (1, 1)
+    got = new((batch, heads, keys)) if received is not None else None
+    if not q.shape[:3].numel() or not keys:
+        return Found(
+            None if got is None else got.zero_(),
+            Map(*(new((batch, heads, count, cells)).zero_() for _ in range(2))) if map else None,
+            _no_top(q, (batch, heads, queries, top)) if top else None,
+        )
+    cut = cut or preferred(width, -(-queries // count), bool(top))
+    longest = -(-queries // count)  # queries in a bin
+    each = -(-longest // cut.columns)
+    pooled = bool(map) and keys % (cells * 16) == 0
+    sums, tops = new((2, batch, heads, count, keys // 16 if pooled else keys) if map else (2, 0)).zero_()
+    shifts = new(batch * heads * count * each * cut.columns * (2 if top else 1))
+    counts = torch.zeros((batch, heads, queries) if top else 0, dtype=torch.int32, device=q.device)
+    found = torch.empty((batch, heads, queries, HELD) if top else 0, dtype=torch.int64, device=q.device)
+    upper = causal_offset or 0
+    lower = upper - (window or 0)
+    factor = (scale if softcap is None else 1.0) * math.log2(math.e)
+    form = Look(
+        width, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map), pooled,
+        bool(top), queries % count == 0,
+    )  # fmt: skip
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+        lay_out[(count * each, batch * heads)](
+            done.peak, done.total, done.level if top else done.peak, shifts,
+            queries, queries - (queries if received is None else received), count, each, queries // count,
+            scale if softcap is None else 1.0, factor, cut.columns, form.even, form.top, num_warps=1,
+        )  # fmt: skip
+        by_key[(-(-keys // (cut.rows * cut.consumers)), heads, batch)](
+            described(q, queries, cut.columns), described(k, keys, cut.rows), numbers(shifts, cut.columns),
+            sums if got is None else got, sums, tops, counts, found, queries, keys, heads // k.shape[1], upper, lower,
+            count, each, queries // count, scale, softcap or 1.0, factor, form, cut, num_warps=cut.rows // 16,
+        )  # fmt: skip
+        best = None
+        if top:
+            best = Top(
+                torch.empty((batch, heads, queries, top), dtype=torch.int64, device=q.device),
+                new((batch, heads, queries, top)),
+            )
+            choose[(-(-batch * heads * queries // 128),)](
+                counts, found, best.weights, best.indices, batch * heads * queries, top, num_warps=4
+            )
+            if q.stride(-1) != 1 or k.stride(-1) != 1:
+                q, k = q.contiguous(), k.contiguous()
+            search[(-(-queries // 64), heads, batch)](
+                q, k, counts, done.peak, done.total, best.weights, best.indices, *q.stride()[:3], *k.stride()[:3],
+                queries, keys, heads // k.shape[1], upper, lower, scale, softcap or 1.0, factor,
+                TOP=top, K=max(2, 1 << (top - 1).bit_length()), WIDTH=width, UPPER=form.upper, LOWER=form.lower,
+                SOFTCAP=form.softcap, HELD=HELD, BM=64, BN=64, num_warps=4, num_stages=1,
+            )  # fmt: skip
+    return Found(got, pool(sums, tops, queries, keys, cells) if map else None, best)
+
+
+def preferred(width: int, bin: int, top: bool) -> LookCut:
+    """The cut for a head_dim, the number of queries in a bin of the map, and whether the largest are wanted.
+
+    Measured on an H200. A query waits for its list in memory: more tiles ahead give the others something to do.
+    """
+    if width == 256:
+        return LookCut(64, 3, 2, 64, 240)
+    return LookCut(64 if bin <= 64 else 128, 4 if top else 3)
+
+
+def numbers(array: torch.Tensor, columns: int) -> Any:
+    """A descriptor of numbers for each query, read by tiles."""
+    layout = gl.NVMMASharedLayout.get_default_for([columns], gl.float32)
+    return TensorDescriptor(array, [array.numel()], [1], [columns], layout)
+
+
+def _no_top(q: torch.Tensor, shape: tuple[int, ...]) -> Top:
+    return Top(torch.full(shape, -1, device=q.device), torch.zeros(shape, device=q.device))
+
+
+def pool(sums: torch.Tensor, tops: torch.Tensor, queries: int, keys: int, cells: int) -> Map:
+    """Strips (…, bins, units) become cells: the mean and the largest."""
+    count, units = sums.shape[-2:]
+    across = bins_of(units, cells)
+    most = max(len(part) for part in across)
+    if most * cells == units:
+        total, largest = (x.reshape(*x.shape[:-1], cells, most) for x in (sums, tops))
+    else:
+        place = torch.tensor([part.start for part in across], device=sums.device)[:, None] + torch.arange(
+            most, device=sums.device
+        )
+        inside = place < torch.tensor([part.stop for part in across], device=sums.device)[:, None]
+        place = torch.where(inside, place, 0)
+        total, largest = (torch.where(inside, x[..., place], 0.0) for x in (sums, tops))
+    if queries % count == 0 and keys % cells == 0:
+        return Map(total.sum(-1) / ((queries // count) * (keys // cells)), largest.amax(-1))
+    rows = torch.tensor([len(part) for part in bins_of(queries, count)], device=sums.device, dtype=torch.float32)
+    columns = torch.tensor([len(part) for part in bins_of(keys, cells)], device=sums.device, dtype=torch.float32)
+    return Map(total.sum(-1) / (rows[:, None] * columns), largest.amax(-1))

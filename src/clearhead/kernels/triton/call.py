@@ -1,0 +1,200 @@
+"""One call of the GPU kernels: tensors with one batch axis, what kernels are compiled for, and what may differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from triton.runtime.errors import OutOfResources
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from clearhead.arrays import Array, dtype_name
+from clearhead.dropout import mix
+from clearhead.kernels.triton import device, spans, tuning
+from clearhead.kernels.triton.device import Form, Lists, Scoring
+from clearhead.kernels.triton.spans import four_axes, upload
+from clearhead.kernels.triton.tuning import Blocks, power_of_2
+from clearhead.positions import Added, Alibi, Relative
+from clearhead.problem import Problem
+
+LOG2E = math.log2(math.e)
+SMALLEST = 2.0**-60  # scale that biases are divided by without leaving float32
+
+
+class Call:
+    """A problem as the kernels take it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.grid = problem, problem.grid
+        grid = problem.grid
+        self.device = problem.q.device
+        self.batch = math.prod(grid.batch)
+        self.rows = self.batch * grid.heads
+        self.q, self.k, self.v = (self.aligned(self.one_batch_axis(a)) for a in (problem.q, problem.k, problem.v))
+        self.mask = spans.prepare(problem.mask, grid, self.device)
+        raw = problem.softcap is None and not isinstance(problem.bias, Added) and problem.scale > SMALLEST
+        kind, bias, strides, offset, centre = self.bias(problem.scale if raw else 1.0)
+        features, width = self.q.shape[-1], self.v.shape[-1]
+        self.form = Form(
+            features=features,
+            padded=max(16, power_of_2(features)),
+            width=width,
+            padded_width=max(16, power_of_2(width)),
+            group=problem.group,
+            heads=grid.heads,
+            raw=raw,
+            softcap=problem.softcap is not None,
+            bias=kind,
+            bias_by_row=isinstance(offset, torch.Tensor),
+            span_by_row=self.mask.span_by_row,
+            program=self.mask.program,
+            dropout=problem.dropout is not None,
+            precision=tuning.PRECISION,
+            described=tuning.DESCRIBED and self.describable(),
+        )
+        rescale, threshold, seed = self.dropout()
+        factor = problem.scale * LOG2E if raw else LOG2E
+        self.scoring = Scoring(
+            problem.scale, factor, problem.softcap or 1.0, bias, *strides, offset, centre, rescale, threshold, seed
+        )
+        self.done: Any = None  # what Hopper's own forward gave, for its second look
+        self.sinks = None if problem.sinks is None else problem.sinks.detach().to(self.device, torch.float32)
+
+    def one_batch_axis(self, tensor: Array) -> torch.Tensor:
+        """(*batch, heads, positions, features) with one batch axis; a copy only where strides do not allow it."""
+        batch = self.grid.batch
+        tensor = tensor.detach()
+        if len(batch) != 1 or tensor.shape[:-3] != batch:
+            tensor = tensor.expand(*batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+        return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+    def aligned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of half precision whose rows are fetched 16 bytes at a time; a copy, with zeros added, if need be.
+
+        Number by number would be slow; and of products of tiles fetched so, Triton 3.6 gives wrong ones on Hopper.
+        """
+        if tensor.element_size() != 2 or not tensor.numel():
+            return tensor
+        steps = [stride for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
+        if all(number % 16 == 0 for number in (tensor.shape[-1], tensor.data_ptr(), *steps)):
+            return tensor
+        return torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % 16)).contiguous()
+
+    def describable(self) -> bool:
+        """True where the copy engine can fetch keys and values: Hopper or later, and rows that start at 16 bytes."""
+        if machine(self.device)[0] < (9, 0) or self.q.element_size() != 2:
+            return False
+        whole = (self.form_width(self.k), self.form_width(self.v))
+        return all(whole) and all(
+            tensor.data_ptr() % 16 == 0
+            and tensor.shape[-2] > 0
+            and all(stride * 2 % 16 == 0 and stride > 0 for stride in tensor.stride()[:-1])
+            for tensor in (self.k, self.v)
+        )
+
+    @staticmethod
+    def form_width(tensor: torch.Tensor) -> bool:
+        """True where the features of a tensor are a power of two that a tile has."""
+        features = tensor.shape[-1]
+        return 16 <= features <= 256 and features == power_of_2(features)
+
+    def described(self, blocks: Blocks) -> tuple[Any, Any]:
+        """Descriptors of keys and values, in tiles of these blocks; where there are none, anything."""
+        if not self.form.described:
+            return self.k, self.v
+        keys, values = (
+            TensorDescriptor(a, list(a.shape), list(a.stride()), [1, 1, blocks.columns, a.shape[-1]])
+            for a in (self.k, self.v)
+        )
+        return keys, values
+
+    def bias(self, unit: float) -> tuple[int, Any, tuple[int, int, int, int], Any, int]:
+        """The bias: its kind, its array (in `unit`s) and strides, the position of query 0, and where distance 0 is."""
+        bias, grid = self.problem.bias, self.grid
+        nothing = self.mask.span.rows
+        if bias is None:
+            return device.NONE.value, nothing, (0, 0, 0, 0), 0, 0
+        if isinstance(bias, Added):
+            array = four_axes(bias.array, grid, self.device)
+            strides = [0 if n == 1 else s for n, s in zip(array.shape, array.stride(), strict=True)]
+            return device.ADDED.value, array, (strides[0], strides[1], strides[2], strides[3]), 0, 0
+        assert isinstance(bias, Alibi | Relative)
+        where = spans.flat(bias.alignment.offset(grid), grid)
+        offset = where if isinstance(where, int) else upload(where.astype(np.int32), self.device)
+        if isinstance(bias, Alibi):
+            slopes = upload((bias.slopes / unit).astype(np.float32), self.device)
+            return device.ALIBI.value, slopes, (0, 0, 0, 0), offset, 0
+        # entry query + offset − key + centre, query and key from 0
+        low, high = int(np.min(where, initial=0)) - grid.keys, int(np.max(where, initial=0)) + grid.queries
+        chosen = upload(bias.chosen(-np.arange(low, high + 1)), self.device)
+        table = torch.as_tensor(bias.table).detach().to(self.device, torch.float32) / unit
+        return device.TABLE.value, table[chosen].T.contiguous(), (0, chosen.shape[0], 0, 0), offset, -low
+
+    def dropout(self) -> tuple[float, int, int]:
+        """What kept weights are multiplied with, the threshold and the mixed seed, as signed 32-bit numbers."""
+        dropout = self.problem.dropout
+        if dropout is None:
+            return 1.0, 0, 0
+        low, high = np.array([[dropout.seed & 0xFFFFFFFF], [dropout.seed >> 32]], dtype=np.uint32)
+        seed = mix(mix(low) ^ high)
+        threshold = np.array([min(dropout.threshold, 0xFFFFFFFF)], dtype=np.uint32)
+        return dropout.rescale, int(threshold.view(np.int32)[0]), int(seed.view(np.int32)[0])
+
+    def lists(self, blocks: Blocks, *, turned: bool = False) -> Lists:
+        """The tiles that are not empty, where the mask is no span."""
+        if self.form.program is None:
+            nothing = self.mask.span.rows
+            return Lists(nothing, nothing, 0, 0, 1, 1, 1)
+        return spans.tiles(self.mask, self.grid, blocks.rows, blocks.columns, turned=turned)
+
+    @property
+    def backwards(self) -> bool:
+        """True where later queries see more keys, so that blocks of them should start first."""
+        return self.form.program is None and self.mask.span.high < self.grid.keys
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Room for a result, (batch · heads, …)."""
+        return torch.empty((self.rows, *shape), dtype=dtype, device=self.device)
+
+    def shaped(self, tensor: torch.Tensor) -> torch.Tensor:
+        """(batch · heads, …) as (*batch, heads, …)."""
+        return tensor.view(*self.grid.batch, self.grid.heads, *tensor.shape[1:])
+
+    def blocks(self, kernel: str, size: int) -> Blocks:
+        """The blocks of a kernel, with no more rows than `size` needs."""
+        key = (dtype_name(self.q), self.form.padded, self.form.padded_width)
+        return tuning.blocks(kernel, key, size, *machine(self.device))
+
+    def fitted(self, kernel: str, size: int, launch: Callable[[Blocks], None]) -> None:
+        """Launch a kernel with its blocks, or with the largest smaller ones that the device has room for."""
+        wanted = self.blocks(kernel, size)
+        key = (kernel, self.form, wanted, self.device)
+        blocks: Blocks | None = _fitted.get(key, wanted)
+        while blocks is not None:
+            try:
+                launch(blocks)
+            except OutOfResources:
+                blocks = tuning.less(blocks)
+                if blocks is None:
+                    raise
+                if len(_fitted) >= 256:
+                    _fitted.clear()
+                _fitted[key] = blocks
+            else:
+                return
+
+
+# blocks that a device had room for, where the first choice was too large
+_fitted: dict[Any, Blocks] = {}
+
+
+@cache
+def machine(on: torch.device) -> tuple[tuple[int, int], str]:
+    """The capability and the name of a device; in the interpreter, those of none."""
+    if on.type != "cuda":
+        return (9, 0), "interpreter"
+    return torch.cuda.get_device_capability(on), torch.cuda.get_device_name(on)

@@ -1,0 +1,176 @@
+"""Running the GPU kernels: forward, then what is wanted; and gradients."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+
+from clearhead.arrays import Array
+from clearhead.formula import Gradients
+from clearhead.kernels.contract import Ran
+from clearhead.kernels.triton import hopper
+from clearhead.kernels.triton.backward import gradients_of_keys, gradients_of_queries, spread
+from clearhead.kernels.triton.call import Call
+from clearhead.kernels.triton.decode import merge_parts, split_keys
+from clearhead.kernels.triton.forward import forward as forward_kernel
+from clearhead.kernels.triton.look import look_again
+from clearhead.kernels.triton.tuning import Blocks, cdiv, power_of_2
+from clearhead.observe import Observed
+from clearhead.problem import Problem
+
+Found = tuple[Any, ...]  # tensors: output, lse, peak, total, and the largest score and entropy or None
+
+FEW = 64  # queries that share keys, below which they are one block and the keys are split
+PARTS = 128  # parts of the keys, at most
+TILES = 2  # of keys, at least, in a part
+
+# Sums are moved from one peak to the next by differences of rounded products. Fused into a multiply-add a product is
+# not rounded, and of two equal peaks of 10⁴ the difference would not be 0.
+EXACT = {"enable_fp_fusion": False}
+
+
+def run(problem: Problem) -> Ran:
+    """Output and log-sum-exp, and what is wanted."""
+    call = Call(problem)
+    output, lse, peak, total, largest, entropy = forward(call)
+    if call.form.width != problem.width:
+        output = output[..., : problem.width].contiguous()
+    found: dict[str, Any] = {"max_score": None, "entropy": None}
+    if problem.want is not None and largest is not None and entropy is not None:
+        found = {"max_score": call.shaped(largest), "entropy": call.shaped(entropy)}
+        found |= look_again(call, problem.want, peak, total)
+    observed = Observed(output=call.shaped(output), lse=call.shaped(lse), kernel="triton", **found)
+    return Ran(observed, call.shaped(peak), call.shaped(total))
+
+
+def forward(call: Call) -> Found:
+    """(output, lse, peak, total, largest score, entropy); the last two where something is to be observed."""
+    grid = call.grid
+    observing = call.problem.want is not None
+    few = grid.queries * call.form.group <= FEW
+    given = None if few or not call.rows else hopper.terms(call)
+    if given is not None:
+        return hopper.forward(call, given, observing)
+    output = call.empty(grid.queries, call.form.width, dtype=call.q.dtype)
+    lse, peak, total = torch.empty((3, call.rows, grid.queries), device=call.device).unbind(0)
+    largest, entropy = (call.empty(grid.queries) if observing else None for _ in range(2))
+    found = (output, lse, peak, total, largest, entropy)
+    if not call.rows or not grid.queries:
+        return found
+    if few:
+        decode(call, found)
+        return found
+
+    def launch(blocks: Blocks) -> None:
+        forward_kernel[(cdiv(grid.queries, blocks.rows) * call.rows,)](
+            call.q, call.k, call.v, *found, call.sinks,
+            call.q.stride(), call.k.stride(), call.v.stride(), *call.described(blocks), call.mask.span,
+            call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys,
+            SINKS=call.sinks is not None, ENTROPY=observing, REVERSED=call.backwards,
+            BM=blocks.rows, BN=blocks.columns, form=call.form,
+            num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
+        )  # fmt: skip
+
+    call.fitted("forward" if call.form.program is None else "listed", grid.queries, launch)
+    return found
+
+
+def decode(call: Call, found: Found) -> None:
+    """The same for few queries: keys split over programs, and merged."""
+    grid, form = call.grid, call.form
+    observing = found[-1] is not None
+
+    def launch(blocks: Blocks) -> None:
+        keys = grid.keys
+        if form.program is None and not form.span_by_row:
+            span = call.mask.span
+            keys = min(span.limit, grid.queries + span.high) - max(span.low, 0) + blocks.columns
+        numbers = call.batch * call.problem.key_heads
+        splits, per_split = split(max(keys, 1), blocks.columns, numbers, processors(call.device))
+        values = call.empty(grid.queries, splits, form.padded_width)
+        peaks, totals = torch.empty((2, call.rows, grid.queries, splits), device=call.device).unbind(0)
+        weighted = call.empty(grid.queries, splits) if observing else None
+        split_keys[(numbers * splits,)](
+            call.q, call.k, call.v, values, peaks, totals, weighted, call.q.stride(), call.k.stride(), call.v.stride(),
+            call.mask.span, call.mask.arrays, call.scoring, grid.queries, grid.keys, per_split, splits,
+            ENTROPY=observing, BM=blocks.rows, BN=blocks.columns, form=form,
+            num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
+        )  # fmt: skip
+        merge_parts[(call.rows * grid.queries,)](
+            values, peaks, totals, weighted, *found, call.sinks, call.scoring, grid.queries, splits,
+            SINKS=call.sinks is not None, ENTROPY=observing, SPLITS=power_of_2(splits), form=form, **EXACT,
+        )  # fmt: skip
+
+    call.fitted("decode", grid.queries * form.group, launch)
+
+
+def split(keys: int, tile: int, numbers: int, processors: int) -> tuple[int, int]:
+    """How many parts the keys are split into, and how many keys each has: enough to keep every processor busy."""
+    tiles = cdiv(keys, tile)
+    wanted = max(1, min(PARTS, cdiv(4 * processors, numbers), cdiv(tiles, TILES)))
+    each = cdiv(tiles, wanted)
+    return cdiv(tiles, each), each * tile
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """How many programs run side by side; a small number in the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+
+
+def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
+    """dq, dk and dv shaped as q, k and v, sums over broadcast batch axes included; and dsinks."""
+    call = Call(problem)
+    grid, form = call.grid, call.form
+    dout = call.aligned(call.one_batch_axis(dout))
+    output = call.aligned(output).contiguous()
+    shift, inverse, taken = (call.empty(grid.queries) for _ in range(3))
+    dq = torch.empty_like(call.q, memory_format=torch.contiguous_format)
+    dk = torch.empty_like(call.k, memory_format=torch.contiguous_format)
+    dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    if call.rows and grid.queries:
+        spread[(cdiv(grid.queries, 64) * call.rows,)](
+            dout, output, peak.contiguous(), total.contiguous(), shift, inverse, taken,
+            dout.stride(), grid.queries, BM=64, form=form,
+        )  # fmt: skip
+    rows = (shift, inverse, taken)
+    strides = (call.q.stride(), call.k.stride(), call.v.stride(), dout.stride())
+
+    def by_keys(blocks: Blocks) -> None:
+        gradients_of_keys[(cdiv(grid.keys, blocks.columns) * call.batch * problem.key_heads,)](
+            call.q, call.k, call.v, dout, *rows, dk, dv, *strides, call.mask.span, call.lists(blocks, turned=True),
+            call.mask.arrays, call.scoring, grid.queries, grid.keys,
+            BM=blocks.rows, BN=blocks.columns, form=form, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+
+    def by_queries(blocks: Blocks) -> None:
+        gradients_of_queries[(cdiv(grid.queries, blocks.rows) * call.rows,)](
+            call.q, call.k, call.v, dout, *rows, dq, *strides, call.mask.span, call.lists(blocks),
+            call.mask.arrays, call.scoring, grid.queries, grid.keys, REVERSED=call.backwards,
+            BM=blocks.rows, BN=blocks.columns, form=form, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+
+    if call.batch and problem.key_heads and grid.keys:
+        call.fitted("keys", grid.queries, by_keys)
+    if call.rows and grid.queries:
+        call.fitted("queries", grid.queries, by_queries)
+    dsinks = None
+    if call.sinks is not None:
+        by_row = torch.exp2(call.sinks.repeat(call.batch)[:, None] * math.log2(math.e) - shift) * inverse
+        dsinks = -(by_row * taken).sum(-1).view(call.batch, grid.heads).sum(0)
+    shaped = [
+        summed(gradient[..., : like.shape[-1]].reshape(*grid.batch, *like.shape[-3:]), like)
+        for gradient, like in zip((dq, dk, dv), (problem.q, problem.k, problem.v), strict=True)
+    ]
+    return Gradients(shaped[0], shaped[1], shaped[2], None, dsinks)
+
+
+def summed(gradient: torch.Tensor, like: Array) -> torch.Tensor:
+    """The sum over batch axes that were broadcast."""
+    for axis, (have, want) in enumerate(zip(gradient.shape, like.shape, strict=True)):
+        if have != want:
+            gradient = gradient.sum(axis, keepdim=True)
+    return gradient

@@ -1,0 +1,43 @@
+"""Triton's interpreter, made fit for these tests: kernels run on CPU tensors, one program after the other."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Any
+
+import numpy as np
+
+INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def mend() -> None:
+    """Triton 3.6 asks int() of arrays of one number, which NumPy 2.4 no longer gives: loops over such bounds fail."""
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+    if getattr(original, "mended", False):
+        return
+
+    def patched(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).reshape(())))
+
+    patched.mended = True  # type: ignore[attr-defined]
+    interpreter._patch_lang_tensor = patched
+
+
+def import_kernels() -> None:
+    """Import the GPU kernels to be interpreted, where there is no GPU to compile them for.
+
+    Triton decides that when a kernel is defined, and whoever imports one first decides for all tests.
+    """
+    import torch
+
+    if not INSTALLED or torch.cuda.is_available():
+        return
+    os.environ["TRITON_INTERPRET"] = "1"
+    importlib.import_module("clearhead.kernels.triton.launch")
+    mend()
+    del os.environ["TRITON_INTERPRET"]

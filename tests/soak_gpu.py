@@ -1,0 +1,177 @@
+"""Random problems on the GPU against float64, for as long as it is let: shapes, masks, biases and options drawn anew.
+
+    python tests/soak_gpu.py [--seconds 180] [--seed N]
+
+Each result is held to the error budget of `budget.py`: twice the distance of the formula in the kernel's own precision,
+plus the rounding of its sums. A failure prints the seed that draws it again, alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+import clearhead as ch
+
+ALIKE = 12  # problems in a row of one structure, in other sizes and numbers
+
+
+def draw_mask(rng: np.random.Generator, batch: int, heads: int, queries: int, keys: int, depth: int = 0) -> Any:
+    kind = rng.integers(11 if depth < 2 else 8)
+    if kind == 0:
+        return ch.causal(align=str(rng.choice(["end", "start"])))
+    if kind == 1:
+        return ch.causal(offset=rng.integers(-5, keys, batch))
+    if kind == 2:
+        return ch.window(int(rng.integers(0, keys + 1)), int(rng.integers(0, 40)))
+    if kind == 3:
+        return ch.lengths(rng.integers(0, keys + 1, batch))
+    if kind == 4:
+        ids = np.sort(rng.integers(0, 5, (batch, keys)), axis=-1)
+        return ch.documents(ids, rng.integers(0, 5, queries))
+    if kind == 5:
+        return ch.global_tokens(rng.integers(0, keys, 3))
+    if kind == 6:
+        return ch.random_blocks(int(rng.integers(1, 70)), count=int(rng.integers(1, 4)), seed=int(rng.integers(99)))
+    if kind == 7:
+        shape = [int(n) if rng.random() < 0.5 else 1 for n in (batch, heads, queries, keys)]
+        return torch.from_numpy(rng.random(shape) < 0.6).cuda()
+    left, right = (draw_mask(rng, batch, heads, queries, keys, depth + 1) for _ in range(2))
+    if kind == 8:
+        return ch.where(left) & right if isinstance(left, torch.Tensor) else left & right
+    if kind == 9:
+        return ch.where(left) | right if isinstance(left, torch.Tensor) else left | right
+    return ~(ch.where(left) if isinstance(left, torch.Tensor) else left)
+
+
+def draw(seed: int) -> tuple[list[torch.Tensor], torch.Tensor, dict[str, Any], dict[str, Any]]:
+    # kernels are compiled for what is drawn first, which takes longer than running them: it stays for some problems
+    rng, fresh = np.random.default_rng(seed // ALIKE), np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    batch, key_heads, group = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 5))
+    heads = key_heads * group
+    queries, keys = (int(2 ** fresh.uniform(0, 10)) for _ in range(2))
+    width, out = (int(rng.choice([8, 13, 16, 32, 48, 64, 80, 96, 128, 192, 256])) for _ in range(2))
+    dtype = (torch.float16, torch.bfloat16, torch.float32)[rng.integers(3)]
+
+    def made(*shape: int) -> torch.Tensor:
+        array = torch.randn(shape, device="cuda").to(dtype)
+        if rng.random() < 0.3:  # heads and positions swapped in memory
+            array = array.transpose(1, 2).contiguous().transpose(1, 2)
+        return array
+
+    arrays = [
+        made(batch, heads, queries, width),
+        made(batch, key_heads, keys, width),
+        made(batch, key_heads, keys, out),
+    ]
+    options: dict[str, Any] = {}
+    if rng.random() < 0.7:
+        options["mask"] = draw_mask(rng, batch, heads, queries, keys)
+    chance = rng.random()
+    if chance < 0.15:
+        options["bias"] = ch.alibi(heads)
+    elif chance < 0.3:
+        options["bias"] = ch.relative_bias(torch.randn(32, heads, device="cuda"), bidirectional=bool(rng.integers(2)))
+    elif chance < 0.4:
+        options["bias"] = torch.randn([int(n) if rng.random() < 0.5 else 1 for n in (heads, queries, keys)]).cuda()
+    if rng.random() < 0.2:
+        options["softcap"] = float(rng.uniform(0.5, 30))
+    if rng.random() < 0.2:
+        options["sinks"] = torch.randn(heads, device="cuda")
+    if rng.random() < 0.2:
+        options["dropout"] = (float(rng.uniform(0.05, 0.7)), int(rng.integers(2**40)))
+    if rng.random() < 0.2:
+        options["scale"] = float(rng.uniform(-0.5, 1.0))
+    wanted = {
+        "received": True if rng.random() < 0.5 else int(fresh.integers(1, queries + 1)),
+        "map": (int(rng.integers(1, 80)), int(rng.integers(1, 80))),
+        "top": int(rng.integers(1, 12)),
+        "queries": [0, -1],
+    }
+    return arrays, torch.randn((batch, heads, queries, out), device="cuda").to(dtype), options, wanted
+
+
+def answers(arrays: list[torch.Tensor], dout: torch.Tensor, options: Any, wanted: Any, kernel: str) -> dict[str, Any]:
+    seen = ch.observe(*arrays, **options, **wanted, kernel=kernel)
+    found = {"output": seen.output, "lse": seen.lse, "max_score": seen.max_score, "entropy": seen.entropy}
+    found |= {"received": seen.received, "mean": seen.map.mean, "max": seen.map.max, "top": seen.top.weights}
+    found["rows"] = seen.queries.weights
+    gradients = ch.gradients(*arrays, dout, **options, kernel=kernel)
+    return found | dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+
+
+def in_precision(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        name: value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for name, value in options.items()
+    }
+
+
+def hold(seed: int) -> list[str]:
+    """What is wrong with the problem of a seed."""
+    arrays, dout, options, wanted = draw(seed)
+    held = [torch.full((2**20,), float("nan"), device="cuda") for _ in range(8)]
+    del held  # results that are not written to would be made of it
+    mine = answers(arrays, dout, options, wanted, "triton")
+    exact, plain = (
+        answers([a.to(p) for a in arrays], dout.to(p), in_precision(options, p), wanted, "dense")
+        for p in (torch.float64, torch.float32)
+    )
+    wrong = []
+    terms = max(arrays[1].shape[-2], arrays[0].shape[-2])
+    for what, got in mine.items():
+        true, near = exact[what].double(), plain[what].to(got.dtype).double()
+        finite = torch.isfinite(true)
+        if not torch.equal(got.double()[~finite], true[~finite]):
+            wrong.append(f"{what}: infinities differ")
+            continue
+        if not finite.any():
+            continue
+        got, true, near = got.double()[finite], true[finite], near[finite]
+        size = float(true.abs().max())
+        if what in ("dq", "dk"):  # a difference of terms of this size; see budget.py
+            size = max(
+                size, float(dout.double().abs().max() * arrays[2].double().abs().max() * arrays[1].double().abs().max())
+            )
+        eps = torch.finfo(mine[what].dtype).eps
+        allowed = 2 * float((near - true).abs().max()) + terms**0.5 * eps * size
+        off = float((got - true).abs().max())
+        if not off <= allowed:
+            wrong.append(f"{what}: off by {off:.3g}, allowed {allowed:.3g}")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seconds", type=float, default=180)
+    parser.add_argument("--seed", type=int, help="this one problem alone")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("soak: PyTorch has no CUDA device here")
+    first = given.seed if given.seed is not None else int(time.time()) % 10**8
+    end, count, failed = time.time() + given.seconds, 0, 0
+    while count == 0 or (given.seed is None and time.time() < end):
+        seed = first + count
+        try:
+            wrong = hold(seed)
+        except Exception as error:
+            wrong = [f"{type(error).__name__}: {str(error)[:300]}"]
+        if wrong:
+            failed += 1
+            arrays, _, options, wanted = draw(seed)
+            shapes = ", ".join(str(tuple(a.shape)) for a in arrays)
+            print(f"seed {seed}: {arrays[0].dtype} {shapes} {options} {wanted}")
+            print("\n".join(f"   {line}" for line in wrong), flush=True)
+        count += 1
+    print(f"{count} problems from seed {first}, {failed} failed")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Every case on a GPU, with the kernel named; outputs poisoned first; determinism; long sequences.
+
+    python tests/test_gpu.py [kernel …] [--precision ieee|tf32x3] [--processes N] [--only WORDS]
+
+runs the same without pytest, and says what fails. Most of the time is compiling, so N processes share the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from budget import check, expected
+from cases import BY_NAME, CASES, Case
+from conformance import CHECKS, REFUSED
+from libraries import CUDA
+
+import clearhead as ch
+
+THERE = torch.cuda.is_available()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not THERE, reason="PyTorch has no CUDA device here")]
+
+# what vendor refuses depends on PyTorch's own checks; what it takes must be right
+KERNELS = ("triton", "vendor")
+
+
+@pytest.fixture(autouse=True)
+def _poisoned() -> None:
+    if THERE:
+        poison()
+
+
+def poison(count: int = 64) -> None:
+    """Freed memory full of NaN, which results that are not written to would be made of."""
+    for size in (2**10, 2**14, 2**18, 2**20):
+        held = [torch.full((size,), float("nan"), device="cuda") for _ in range(count if size < 2**20 else 4)]
+        del held
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("what", CHECKS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernel_conforms(kernel: str, case: Case, what: str) -> None:
+    conforms(kernel, case, what)
+
+
+def conforms(kernel: str, case: Case, what: str) -> str:
+    """Hold a kernel to a case; "ok", or the reason it was refused for."""
+    reason = REFUSED.get((kernel, case.name))
+    try:
+        CHECKS[what](kernel, case, CUDA)
+    except ch.KernelRefused as refusal:
+        if kernel == "triton" and refusal.reason != reason:
+            raise AssertionError(f"refused: {refusal.reason}, expected {reason}") from refusal
+        return f"refused: {refusal.reason}"
+    assert reason is None, f"taken, but pinned as refused: {reason}"
+    return "ok"
+
+
+WIDE = [(dtype, width) for dtype in ("float16", "bfloat16") for width in (64, 128, 256)]
+LONGER = ("none", "causal", "window", "documents", "alibi", "softcap")
+
+
+@pytest.mark.parametrize(("dtype", "width"), WIDE)
+@pytest.mark.parametrize("name", LONGER)
+def test_longer_sequences(dtype: str, width: int, name: str) -> None:
+    longer(dtype, width, name)
+
+
+def options_of(name: str, heads: int, keys: int) -> dict[str, object]:
+    return {
+        "none": {},
+        "causal": {"mask": ch.causal()},
+        "window": {"mask": ch.window(100)},
+        "documents": {"mask": ch.documents(np.arange(keys) // 300) & ch.causal()},
+        "alibi": {"bias": ch.alibi(heads), "mask": ch.causal()},
+        "softcap": {"softcap": 5.0},
+    }[name]
+
+
+def longer(dtype: str, width: int, name: str, queries: int = 777, keys: int = 1000, kernel: str = "triton") -> None:
+    """Fresh numbers against `dense` in float64, and against it in float32 for the size of the error."""
+    heads = 4
+    q = torch.randn((2, heads, queries, width), device="cuda", dtype=getattr(torch, dtype))
+    k, v = (torch.randn((2, 2, keys, width), device="cuda", dtype=q.dtype) for _ in range(2))
+    dout = torch.randn_like(q)
+    options = options_of(name, heads, keys)
+    poison(8)
+    seen = ch.observe(q, k, v, **options, kernel=kernel, top=3, received=True, map=(8, 16), queries=[0, -1])
+    mine = {"output": seen.output, "lse": seen.lse, "entropy": seen.entropy, "received": seen.received}
+    mine |= {"mean": seen.map.mean, "max": seen.map.max, "top": seen.top.weights, "rows": seen.queries.weights}
+    poison(8)
+    mine |= dict(zip(("dq", "dk", "dv"), ch.gradients(q, k, v, dout, **options, kernel=kernel), strict=True))
+    answers = []
+    for precise in (torch.float64, torch.float32):
+        a = [x.to(precise) for x in (q, k, v)]
+        seen = ch.observe(*a, **options, kernel="dense", top=3, received=True, map=(8, 16), queries=[0, -1])
+        found = {"output": seen.output, "lse": seen.lse, "entropy": seen.entropy, "received": seen.received}
+        found |= {"mean": seen.map.mean, "max": seen.map.max, "top": seen.top.weights, "rows": seen.queries.weights}
+        found |= dict(
+            zip(("dq", "dk", "dv"), ch.gradients(*a, dout.to(precise), **options, kernel="dense"), strict=True)
+        )
+        answers.append(found)
+    for what, got in mine.items():
+        exact, plain = answers[0][what], answers[1][what].to(got.dtype)
+        eps = torch.finfo(got.dtype).eps
+        allowed = 2 * (plain.double() - exact).abs().max() + keys**0.5 * eps * exact.abs().max()
+        off = (got.double() - exact).abs().max()
+        assert off <= allowed, f"{what}: off by {float(off):.3g}, allowed {float(allowed):.3g}"
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    same_bits()
+
+
+def same_bits() -> None:
+    q, k, v, dout = torch.randn((4, 2, 4, 2000, 64), device="cuda", dtype=torch.bfloat16).unbind(0)
+    runs = []
+    for _ in range(3):
+        seen = ch.observe(q, k, v, mask=ch.causal(), kernel="triton", top=4, received=True, map=(16, 16))
+        found = [seen.output, seen.lse, seen.entropy, seen.received, *seen.map, *seen.top]
+        runs.append(found + list(ch.gradients(q, k, v, dout, mask=ch.causal(), kernel="triton")))
+    for run in runs[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
+
+
+def test_few_queries_over_many_keys() -> None:
+    for queries in (1, 3):
+        longer("bfloat16", 128, "causal", queries=queries, keys=5000)
+        longer("float16", 64, "window", queries=queries, keys=3000)
+
+
+def test_gradients_of_sinks() -> None:
+    case = BY_NAME["sinks"]
+    arrays, dout, options = case.build()
+    q, k, v = (CUDA.make(a).requires_grad_() for a in arrays)
+    sinks = CUDA.make(options["sinks"]).requires_grad_()
+    ch.attention(q, k, v, sinks=sinks, kernel="triton").backward(CUDA.make(dout))
+    check(q.grad.cpu(), expected("sinks")["dq"], 23, "dq")
+    assert torch.isfinite(sinks.grad).all()
+
+
+def work(kernels: list[str]) -> dict[str, tuple[int, Callable[..., object], tuple[object, ...]]]:
+    """Name → (a number, the same for what compiles the same kernels; a check; what it is given)."""
+    found: dict[str, tuple[int, Callable[..., object], tuple[object, ...]]] = {}
+    for kernel, what, (number, case) in product(kernels, CHECKS, enumerate(CASES)):
+        found[f"{kernel} {what} {case.name}"] = (number, conforms, (kernel, case, what))
+    if "triton" in kernels:
+        for number, ((dtype, width), name) in enumerate(product(WIDE, LONGER)):
+            found[f"longer {dtype} {width} {name}"] = (number, longer, (dtype, width, name))
+        for number, f in enumerate((same_bits, test_few_queries_over_many_keys, test_gradients_of_sinks)):
+            found[f.__name__] = (number, f, ())
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("kernels", nargs="*", default=KERNELS)
+    parser.add_argument("--precision", default="ieee", help="how the GPU kernels multiply float32: ieee or tf32x3")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--part", type=int, help="of the work, this share alone")
+    parser.add_argument("--only", nargs="+", default=[""], help="checks that have one of these words in their names")
+    given = parser.parse_args()
+    if given.processes > 1 and given.part is None:
+        shares = [subprocess.Popen([sys.executable, *sys.argv, "--part", str(part)]) for part in range(given.processes)]
+        return max([share.wait() for share in shares])
+    from clearhead.kernels.triton import tuning
+
+    tuning.PRECISION = given.precision
+    chosen = {
+        name: (function, arguments)
+        for name, (number, function, arguments) in work(list(given.kernels)).items()
+        if any(word in name for word in given.only) and (given.part is None or number % given.processes == given.part)
+    }
+    taken, failed, start = 0, 0, time.time()
+    for name, (function, arguments) in chosen.items():
+        try:
+            poison(4)
+            taken += function(*arguments) in ("ok", None)
+        except Exception as error:
+            failed += 1
+            words = str(error)
+            print(f"FAILED {name}: {type(error).__name__}: {words[:300]} … {words[300:][-300:]}", flush=True)
+            if "CUDA error" in words or "illegal" in words:
+                print("the device is lost; stopping")
+                break
+    print(f"{len(chosen)} checks, {taken} taken and right, {failed} failed, {time.time() - start:.0f} s", flush=True)
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
