@@ -91,6 +91,46 @@ def test_rows_of_different_length_are_each_their_own(make: Any, mask: Any, posit
         torch.testing.assert_close(torch.cat(found[row]), alone)
 
 
+ALIGNED: dict[str, Any] = {
+    "window": ch.window(2),
+    "not a window": ~ch.window(2, 1) | ch.prefix(1),
+    "Longformer": ch.window(1) | ch.global_tokens([4, 8]),
+    "documents": ch.documents([0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2]),
+    "documents by row": ch.documents([[0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 3, 3, 3, 3, 4, 4, 4]]),
+}
+
+
+@pytest.mark.parametrize("mask", ALIGNED.values(), ids=ALIGNED)
+def test_a_mask_follows_rows_of_different_length(mask: Any) -> None:
+    attend = module(positions=ch.rotary()).double()
+    x = torch.randn(2, 11, 24, dtype=torch.float64)
+    full = attend(x, mask=mask)
+    cache = KVCache()
+    with torch.no_grad():
+        attend(x[:, :9], cache=cache, lengths=[9, 5])
+        got = attend(torch.stack([x[0, 9:], x[1, 5:7]]), cache=cache, mask=mask)
+    torch.testing.assert_close(got, torch.stack([full[0, 9:], full[1, 5:7]]))
+
+
+def test_a_mask_means_the_same_to_a_compiled_step() -> None:
+    torch._dynamo.reset()
+    attend = module(positions=ch.rotary()).double()
+    x = torch.randn(2, N, 24, dtype=torch.float64)
+    step = torch.compile(
+        lambda one, cache, mask: attend(one, cache=cache, mask=mask), fullgraph=True, backend="aot_eager"
+    )
+    hidden = torch.rand(1, N, generator=torch.Generator().manual_seed(0)) < 0.5
+    masks: list[Any] = [lambda n: ch.window(2), lambda n: hidden[:, :n]]
+    for mask in masks:
+        cache, start = KVCache(max_length=2 * N), 0
+        with torch.no_grad():
+            for chunk in (5, 1, 4, 7):
+                end = start + chunk
+                got = step(x[:, start:end], cache, mask(end))
+                torch.testing.assert_close(got, attend(x[:, :end], mask=mask(end))[:, start:])
+                start = end
+
+
 def test_a_guess_is_taken_back() -> None:
     attend = module(positions=ch.rotary()).double()
     x = torch.randn(2, N, 24, dtype=torch.float64)
@@ -162,6 +202,13 @@ def filled(**options: Any) -> KVCache:
     return cache
 
 
+def one_token() -> KVCache:
+    cache = KVCache()
+    with torch.no_grad():
+        module()(torch.zeros(2, 1, 24), cache=cache)
+    return cache
+
+
 X = torch.zeros(2, 3, 5, 4)
 REFUSED: dict[str, Any] = {
     "max_length: is 0, expected a whole number of at least 1": lambda: KVCache(0),
@@ -184,6 +231,9 @@ REFUSED: dict[str, Any] = {
     ),
     "cache: is given to attention that is not causal self-attention": (
         lambda: MultiHeadAttention(24, 6)(torch.zeros(2, 5, 24), cache=KVCache())
+    ),
+    "mask: has random_blocks(2, count=1, seed=0), which numbers queries from 0 and not after those in the cache": (
+        lambda: torch.no_grad()(module())(torch.zeros(2, 1, 24), cache=one_token(), mask=ch.random_blocks(2, count=1))
     ),
     "mask: is given together with a ring, whose keys do not lie in order": (
         lambda: module()(torch.zeros(2, 5, 24), cache=KVCache(window=3), mask=ch.lengths(3))

@@ -214,7 +214,12 @@ def held_by(cache: KVCache | None, k: Tensor, v: Tensor, lengths: Any, mask: Any
         raise ArgumentError("cache", "is given to attention that is not causal self-attention")
     if mask is not None and cache.window is not None:
         raise ArgumentError("mask", "is given together with a ring, whose keys do not lie in order")
-    return cache.append(k, v, lengths)
+    held = cache.append(k, v, lengths)
+    if mask is None or held.positions is not None:
+        return held
+    # a mask speaks of the tokens so far, and not of the room that a compiled step is handed beyond them
+    seen = max(held.start) + k.shape[2]
+    return Held(held.k[:, :, :seen], held.v[:, :, :seen], held.start)
 
 
 def begun(cache: KVCache | None) -> list[int]:

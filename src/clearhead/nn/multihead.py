@@ -150,7 +150,8 @@ class MultiHeadAttention(nn.Module):
         """Attend from query (batch, T, embed_dim) to itself or to key and value (batch, S, …); no batch is fine too.
 
         - key alone is used for values as well.
-        - mask: as in `clearhead.attention`, **True where a query may attend**; it joins `causal` and `window`.
+        - mask: as in `clearhead.attention`, **True where a query may attend**; it joins `causal` and `window`. With a
+          cache its keys are the tokens so far, these ones included.
         - lengths: how many positions of each row are real; the rest is padding, at the end.
         - cache: a `KVCache` that holds the tokens before these ones, to which they are added. Self-attention only, and
           causal. With a ring, a mask has to be None.
