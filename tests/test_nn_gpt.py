@@ -246,6 +246,9 @@ REFUSED: dict[str, Any] = {
     "attention: is given together with window, which it has its own of": (
         lambda: TransformerBlock(12, 3, attention=nn.Identity(), window=3)
     ),
+    "attention: is given together with attention_dropout, which it has its own of": (
+        lambda: TransformerBlock(12, 3, attention=nn.Identity(), attention_dropout=0.5)
+    ),
     "layers: is 0, expected a whole number of at least 1": lambda: model(layers=0),
     "tokens: has shape (5,), expected whole numbers (batch, positions)": lambda: model()(
         torch.zeros(5, dtype=torch.int64)
