@@ -91,6 +91,46 @@ def test_rows_of_different_length_are_each_their_own(make: Any, mask: Any, posit
         torch.testing.assert_close(torch.cat(found[row]), alone)
 
 
+ALIGNED: dict[str, Any] = {
+    "window": ch.window(2),
+    "not a window": ~ch.window(2, 1) | ch.prefix(1),
+    "Longformer": ch.window(1) | ch.global_tokens([4, 8]),
+    "documents": ch.documents([0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2]),
+    "documents by row": ch.documents([[0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 3, 3, 3, 3, 4, 4, 4]]),
+}
+
+
+@pytest.mark.parametrize("mask", ALIGNED.values(), ids=ALIGNED)
+def test_a_mask_follows_rows_of_different_length(mask: Any) -> None:
+    attend = module(positions=ch.rotary()).double()
+    x = torch.randn(2, 11, 24, dtype=torch.float64)
+    full = attend(x, mask=mask)
+    cache = KVCache()
+    with torch.no_grad():
+        attend(x[:, :9], cache=cache, lengths=[9, 5])
+        got = attend(torch.stack([x[0, 9:], x[1, 5:7]]), cache=cache, mask=mask)
+    torch.testing.assert_close(got, torch.stack([full[0, 9:], full[1, 5:7]]))
+
+
+def test_a_mask_means_the_same_to_a_compiled_step() -> None:
+    torch._dynamo.reset()
+    attend = module(positions=ch.rotary()).double()
+    x = torch.randn(2, N, 24, dtype=torch.float64)
+    step = torch.compile(
+        lambda one, cache, mask: attend(one, cache=cache, mask=mask), fullgraph=True, backend="aot_eager"
+    )
+    hidden = torch.rand(1, N, generator=torch.Generator().manual_seed(0)) < 0.5
+    masks: list[Any] = [lambda n: ch.window(2), lambda n: hidden[:, :n]]
+    for mask in masks:
+        cache, start = KVCache(max_length=2 * N), 0
+        with torch.no_grad():
+            for chunk in (5, 1, 4, 7):
+                end = start + chunk
+                got = step(x[:, start:end], cache, mask(end))
+                torch.testing.assert_close(got, attend(x[:, :end], mask=mask(end))[:, start:])
+                start = end
+
+
 def test_a_guess_is_taken_back() -> None:
     attend = module(positions=ch.rotary()).double()
     x = torch.randn(2, N, 24, dtype=torch.float64)
@@ -128,6 +168,35 @@ def test_beams_are_reordered(make: Any, mask: Any) -> None:
     torch.testing.assert_close(got, attend(mixed, mask=mask)[:, 10:])
 
 
+def test_padding_needs_no_room() -> None:
+    attend = module(positions=ch.rotary()).double()
+    x = torch.randn(2, 10, 24, dtype=torch.float64)
+    full, cache = attend(x), KVCache(max_length=10)
+    with torch.no_grad():
+        attend(x[:, :9], cache=cache, lengths=[9, 3])
+        padded = torch.stack([torch.cat([x[0, 9:], torch.full((2, 24), torch.nan)]), x[1, 3:6]])
+        got = attend(padded, cache=cache, lengths=[1, 3])
+        rest = attend(torch.stack([torch.zeros_like(x[1, 6:]), x[1, 6:]]), cache=cache, lengths=[0, 4])
+    assert cache.lengths == [10, 10]
+    torch.testing.assert_close(got[0, 0], full[0, 9])
+    torch.testing.assert_close(torch.cat([got[1], rest[1]]), full[1, 3:])
+
+
+def test_numbers_may_come_in_tensors_and_one_for_all_rows() -> None:
+    cache = KVCache()
+    cache.append(X, X, lengths=3)
+    assert cache.lengths == [3, 3]
+    cache.append(X, X, lengths=torch.tensor([2, 5]))
+    assert cache.lengths == [5, 8]
+    cache.trim(torch.tensor([4, 8]))
+    cache.trim(torch.tensor(7))
+    assert cache.lengths == [4, 7]
+    cache.reorder([])
+    assert cache.lengths == []
+    assert cache.k is not None
+    assert cache.k.shape[0] == 0
+
+
 def test_bytes_growth_and_clearing() -> None:
     k, v = torch.zeros(2, 3, 1, 8), torch.zeros(2, 3, 1, 4)
     growing, fixed, ring = KVCache(), KVCache(max_length=100), KVCache(window=10, sinks=2)
@@ -162,6 +231,13 @@ def filled(**options: Any) -> KVCache:
     return cache
 
 
+def one_token() -> KVCache:
+    cache = KVCache()
+    with torch.no_grad():
+        module()(torch.zeros(2, 1, 24), cache=cache)
+    return cache
+
+
 X = torch.zeros(2, 3, 5, 4)
 REFUSED: dict[str, Any] = {
     "max_length: is 0, expected a whole number of at least 1": lambda: KVCache(0),
@@ -178,12 +254,22 @@ REFUSED: dict[str, Any] = {
         lambda: filled().append(X.double(), X.double())
     ),
     "lengths: is [5, 6], expected 2 numbers from 0 to 5": lambda: KVCache().append(X, X, [5, 6]),
+    "lengths: is [2.5, 1], expected a whole number or a list of them": lambda: KVCache().append(X, X, [2.5, 1]),
+    "max_length: is 7, and 5 positions with 3 more do not fit": (
+        lambda: filled(max_length=7).append(X, X, lengths=[2, 3])
+    ),
+    "length: is 2.5, expected a whole number or a list of them": lambda: filled().trim(2.5),  # type: ignore[arg-type]
+    "rows: is [0, 2], expected a list of numbers from 0 to 1": lambda: filled().reorder([0, 2]),
+    "rows: is [0, -1], expected a list of numbers from 0 to 1": lambda: filled().reorder([0, -1]),
     "length: is [1], expected a number from 0, or one for each of 2 rows": lambda: filled().trim([1]),
     "k, v: require gradients, which a cache does not carry: decode under torch.no_grad()": (
         lambda: module()(torch.zeros(2, 5, 24), cache=KVCache())
     ),
     "cache: is given to attention that is not causal self-attention": (
         lambda: MultiHeadAttention(24, 6)(torch.zeros(2, 5, 24), cache=KVCache())
+    ),
+    "mask: has random_blocks(2, count=1, seed=0), which numbers queries from 0 and not after those in the cache": (
+        lambda: torch.no_grad()(module())(torch.zeros(2, 1, 24), cache=one_token(), mask=ch.random_blocks(2, count=1))
     ),
     "mask: is given together with a ring, whose keys do not lie in order": (
         lambda: module()(torch.zeros(2, 5, 24), cache=KVCache(window=3), mask=ch.lengths(3))

@@ -170,10 +170,15 @@ REFUSED: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = {
         (X, X, X),
         {"attn_mask": torch.ones(5, 5, dtype=torch.float64)},
     ),
-    "mask: has shape (5, 6), which does not broadcast to (2, 3, 5, 5): (batch (2,), heads 3, queries 5, keys 5)": (
+    "attn_mask: has shape (5, 6), which does not broadcast to (2, 3, 5, 5)": (
         (X, X, X),
         {"attn_mask": torch.ones(5, 6, dtype=torch.bool)},
     ),
+    "attn_mask: has shape (4, 1, 5, 5), which does not broadcast to (2, 3, 5, 5)": (
+        (X, X, X),
+        {"attn_mask": torch.ones(4, 1, 5, 5)},
+    ),
+    "attn_mask: is a list, expected a tensor": ((X, X, X), {"attn_mask": [True]}),
     "dropout_p: is 1.5, expected a number from 0 to 1": ((X, X, X), {"dropout_p": 1.5}),
     "query: has shape (4,), expected a tensor (…, positions, features)": ((X[0, 0, 0], X, X), {}),
     "k: has dtype float64, expected float32 as q has": ((X, X.double(), X), {}),
@@ -195,8 +200,20 @@ def test_what_pytorch_refuses_is_refused_in_words(text: str, call: Any) -> None:
     with pytest.raises(ch.ArgumentError) as refusal:
         mine(*inputs, **options)
     assert str(refusal.value) == text
-    with pytest.raises((RuntimeError, IndexError)):
+    with pytest.raises((RuntimeError, IndexError, TypeError)):
         F.scaled_dot_product_attention(*inputs, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("given", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_mask_made_under_autocast_is_taken(dtype: torch.dtype, given: torch.dtype) -> None:
+    x, mask = normal(2, 3, 5, 4), normal(5, 5)
+    half = x.to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = mine(half, half, half, attn_mask=mask.to(given))
+        theirs = F.scaled_dot_product_attention(half, half, half, attn_mask=mask.to(given))
+    assert got.dtype == theirs.dtype == torch.bfloat16
+    within(got, F.scaled_dot_product_attention(x, x, x, attn_mask=mask), theirs, 5)
 
 
 def test_compiles_exports_and_maps() -> None:

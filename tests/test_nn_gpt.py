@@ -115,6 +115,34 @@ def test_each_row_goes_on_where_its_prompt_ends() -> None:
         assert torch.equal(together[row, : n + 7], alone)
 
 
+def test_rows_that_end_early_are_filled_with_their_last_token() -> None:
+    gpt = model()
+    prompt = torch.randint(29, (2, 6), generator=torch.Generator().manual_seed(2))
+    for new, stop in ((7, None), (0, None), (7, range(29))):
+        found = gpt.generate(prompt, new, temperature=0, lengths=[6, 3], stop=stop)
+        drawn = 1 if stop else new
+        assert found.shape == (2, 6 + drawn)
+        assert (found[1, 3 + drawn :] == found[1, 2 + drawn]).all()
+
+
+def test_tokens_of_any_whole_dtype() -> None:
+    gpt = model()
+    prompt = torch.randint(29, (2, 6), generator=torch.Generator().manual_seed(2))
+    found = gpt.generate(prompt.int(), 4, temperature=0)
+    assert found.dtype == torch.int32
+    assert torch.equal(found.long(), gpt.generate(prompt, 4, temperature=0))
+    assert torch.equal(gpt.loss(prompt.int()), gpt.loss(prompt))
+
+
+def test_generating_leaves_every_module_in_its_mode() -> None:
+    gpt = model(dropout=0.5).train()
+    gpt.blocks[0].eval()
+    before = {name: module.training for name, module in gpt.named_modules()}
+    first = gpt.generate(ONE, 6, temperature=0)
+    assert {name: module.training for name, module in gpt.named_modules()} == before
+    assert torch.equal(gpt.generate(ONE, 6, temperature=0), first)
+
+
 def test_a_ring_with_sinks_foretells_as_the_mask_it_stands_for() -> None:
     gpt = model(layers=1).double()
     tokens = torch.randint(29, (2, 20), generator=torch.Generator().manual_seed(2))
@@ -155,7 +183,8 @@ def test_sampling() -> None:
     assert shares(top_p=0.81)[2] > 0
     cold = shares(temperature=0.5)
     assert cold == pytest.approx([w**2 / 0.365 for w in (0.5, 0.3, 0.15, 0.05)], abs=0.02)
-    assert shares(temperature=0) == [1, 0, 0, 0]
+    assert shares(temperature=0) == shares(temperature=1e-40) == [1, 0, 0, 0]
+    assert shares(top_k=99) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.02)
 
 
 def test_it_learns_a_text_and_says_it_back() -> None:
@@ -210,12 +239,15 @@ def test_compiled_in_one_graph_and_exported() -> None:
         torch.testing.assert_close(program.module()(more), gpt(more))
 
 
-ONE = torch.tensor([1])
+ONE, TWO = torch.tensor([1]), torch.tensor([[1, 2], [3, 4]])
 REFUSED: dict[str, Any] = {
     "norm: is 'sandwich', expected 'pre' or 'post'": lambda: TransformerBlock(12, 3, norm="sandwich"),  # type: ignore[arg-type]
     "activation: is 'relu', expected 'gelu' or 'swiglu'": lambda: FeedForward(12, activation="relu"),  # type: ignore[arg-type]
     "attention: is given together with window, which it has its own of": (
         lambda: TransformerBlock(12, 3, attention=nn.Identity(), window=3)
+    ),
+    "attention: is given together with attention_dropout, which it has its own of": (
+        lambda: TransformerBlock(12, 3, attention=nn.Identity(), attention_dropout=0.5)
     ),
     "layers: is 0, expected a whole number of at least 1": lambda: model(layers=0),
     "tokens: has shape (5,), expected whole numbers (batch, positions)": lambda: model()(
@@ -224,9 +256,25 @@ REFUSED: dict[str, Any] = {
     "tokens: come to 41 positions, expected at most context, 40": (
         lambda: model(positions="learned")(torch.zeros(1, 41, dtype=torch.int64))
     ),
-    "temperature: is -1, expected a number of at least 0": lambda: model().generate(
+    "temperature: is -1, expected a finite number of at least 0": lambda: model().generate(
         torch.tensor([1]), 2, temperature=-1
     ),
+    "temperature: is nan, expected a finite number of at least 0": (
+        lambda: model().generate(ONE, 2, temperature=math.nan)
+    ),
+    "lengths: is [3, 2], expected 2 numbers from 1 to 2": lambda: model().generate(TWO, 2, lengths=[3, 2]),
+    "lengths: is [0, 2], expected 2 numbers from 1 to 2": lambda: model().generate(TWO, 2, lengths=[0, 2]),
+    "lengths: is [2], expected 2 numbers from 1 to 2": lambda: model().generate(TWO, 2, lengths=[2], cache=False),
+    "new: is -1, expected a whole number of at least 0": lambda: model().generate(ONE, -1),
+    "prompt: has shape (2, 0) and dtype torch.int64, expected whole numbers (batch, positions), at least one each": (
+        lambda: model().generate(TWO[:, :0], 2)
+    ),
+    "seed: is given together with generator, expected one of them": (
+        lambda: model().generate(ONE, 2, seed=1, generator=torch.Generator())
+    ),
+    "stop: is 'x', expected a whole number or a list of them": lambda: model().generate(ONE, 2, stop="x"),  # type: ignore[arg-type]
+    "caches: are 1, expected one for each of 2 layers": lambda: model()(TWO, caches=[KVCache()]),
+    "tokens: has shape (2, 1), expected (batch, at least 2 positions)": lambda: model().loss(TWO[:, :1]),
     "top_k: is 0, expected a whole number of at least 1": lambda: model().generate(ONE, 2, top_k=0),
     "top_p: is 0.0, expected a number above 0 and up to 1": lambda: model().generate(ONE, 2, top_p=0.0),
 }

@@ -184,6 +184,21 @@ def test_observed_while_it_trains() -> None:
     assert module.in_proj_weight.grad is not None
 
 
+@pytest.mark.parametrize("positions", [None, ch.rotary(), "alibi", "relative"], ids=str)
+def test_no_positions_at_all(positions: Any) -> None:
+    module, x = MultiHeadAttention(12, 3, positions=positions, causal=True), torch.randn(2, 5, 12, requires_grad=True)
+    assert module(x[:, :0]).shape == (2, 0, 12)
+    output = module(x, x[:, :0])  # nothing to attend to
+    torch.testing.assert_close(output, module.out_proj.bias.expand_as(output))
+    output.sum().backward()
+
+
+def test_one_key_alone_serves_as_value_of_the_same_width() -> None:
+    module = MultiHeadAttention(12, 3, kdim=7, vdim=7)
+    x, key = torch.randn(2, 5, 12), torch.randn(2, 6, 7)
+    assert torch.equal(module(x, key), module(x, key, key))
+
+
 def test_one_sequence_without_a_batch() -> None:
     module = MultiHeadAttention(12, 3, causal=True)
     x = torch.randn(5, 12)
@@ -284,6 +299,21 @@ REFUSED: dict[str, Any] = {
     ),
     "query: has shape (2, 5, 9), expected (batch, positions, 12)": lambda: MultiHeadAttention(12, 3)(
         torch.zeros(2, 5, 9)
+    ),
+    "key: has shape (7, 12), expected (batch, positions, 12)": lambda: MultiHeadAttention(12, 3)(
+        torch.zeros(2, 5, 12), torch.zeros(7, 12)
+    ),
+    "key: has shape (1, 7, 12), expected (positions, 12)": lambda: MultiHeadAttention(12, 3)(
+        torch.zeros(5, 12), torch.zeros(1, 7, 12)
+    ),
+    "value: has shape (2, 7, 11), expected (batch, positions, 9)": lambda: MultiHeadAttention(12, 3, vdim=9)(
+        torch.zeros(2, 5, 12), torch.zeros(2, 7, 12), torch.zeros(2, 7, 11)
+    ),
+    "key: is not given, expected one of kdim, 7 features": lambda: MultiHeadAttention(12, 3, kdim=7, vdim=7)(
+        torch.zeros(2, 5, 12)
+    ),
+    "value: is not given, expected one of vdim, 12 features": lambda: MultiHeadAttention(12, 3, kdim=7)(
+        torch.zeros(2, 5, 12), torch.zeros(2, 5, 7)
     ),
     "value: is given without key": lambda: MultiHeadAttention(12, 3)(
         torch.zeros(2, 5, 12), value=torch.zeros(2, 5, 12)

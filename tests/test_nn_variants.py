@@ -190,6 +190,8 @@ def test_printed_and_refused() -> None:
         "kv_heads: is 2, expected a number that divides num_heads, 3": (
             lambda: DifferentialAttention(24, 3, kv_heads=2)
         ),
+        "positions: is 'alibi', expected rotary(…)": lambda: latent(positions="alibi"),
+        "positions: is 'relative', expected rotary(…)": lambda: differential(positions="relative"),
         "cache: is given to attention that is not causal self-attention": (
             lambda: DifferentialAttention(24, 3)(torch.zeros(1, 2, 24), cache=KVCache())
         ),

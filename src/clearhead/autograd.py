@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from clearhead.arrays import Array, is_torch, stands_in
 from clearhead.errors import KernelRefused
@@ -23,8 +25,18 @@ def run(kernel: Kernel, problem: Problem) -> Observed:
     """`kernel.run`, with gradients through the output; what is observed carries none."""
     function = _torch_function()
     kept: list[Observed] = []
-    output = function.apply(kernel, problem, kept, problem.q, problem.k, problem.v, problem.sinks)
+    held = [*tensors_in(problem.mask), *tensors_in(problem.bias)]
+    output = function.apply(kernel, problem, kept, held, problem.q, problem.k, problem.v, problem.sinks)
     return replace(kept[0], output=output)
+
+
+def tensors_in(value: Any) -> list[Array]:
+    """The tensors whose memory a mask or bias reads, also where it sees them as NumPy arrays."""
+    if is_dataclass(value):
+        return [tensor for part in fields(value) for tensor in tensors_in(getattr(value, part.name))]
+    while isinstance(value, np.ndarray):
+        value = value.base
+    return [value] if is_torch(value) else []
 
 
 def autocast(*arrays: Array) -> tuple[Array, ...]:
@@ -50,7 +62,8 @@ def traced(kernel: str | None, *tensors: Array) -> bool:
     torch = sys.modules["torch"]
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    forward = torch.autograd.forward_ad._current_level >= 0  # derivatives forward, which only an operator hears of
+    if forward or torch._C._functorch.peek_interpreter_stack() is not None:
         return kernel != "dense"  # its steps are PyTorch's own, which every transform knows, also twice
     return any(is_torch(tensor) and stands_in(tensor) for tensor in tensors)
 
@@ -74,19 +87,20 @@ def _torch_function() -> Any:
 
         @staticmethod
         def forward(
-            ctx: Any, kernel: Kernel, problem: Problem, kept: list[Observed], q: Array, k: Array, v: Array, sinks: Array
+            ctx: Any, kernel: Kernel, problem: Problem, kept: list[Observed], held: list[Array], *tensors: Array
         ) -> Array:
             observed, peak, total = kernel.run(problem)
             kept.append(observed)
             ctx.kernel, ctx.problem = kernel, problem
-            ctx.save_for_backward(q, k, v, observed.output, peak, total)
+            ctx.save_for_backward(*tensors[:3], observed.output, peak, total, *held)
             return observed.output
 
         @staticmethod
         def backward(ctx: Any, dout: Array) -> tuple[Any, ...]:
-            q, k, v, output, peak, total = ctx.saved_tensors  # also checks that q, k and v were not written to since
+            # also checks that inputs, mask and bias were not written to since
+            q, k, v, output, peak, total, *_ = ctx.saved_tensors
             found = Backward.apply(ctx.kernel, ctx.problem, dout, output.detach(), peak, total, q, k, v)
-            return None, None, None, *found
+            return None, None, None, None, *found
 
     class Backward(torch.autograd.Function):  # type: ignore[misc,name-defined]
         """A kernel's own backward, which is differentiated no further."""
@@ -108,3 +122,4 @@ def _torch_function() -> Any:
 
 
 NO_SECOND = "it gives no second derivatives; attention(…, kernel='dense') does"
+NO_FORWARD = "it gives no forward-mode derivatives; attention(…, kernel='dense') does"

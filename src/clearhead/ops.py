@@ -22,6 +22,8 @@ from clearhead.positions import Added, Bias, Relative, buckets
 from clearhead.problem import Problem, pose
 from clearhead.wire import unpack_bias, unpack_mask
 
+NO_SECOND_TRACED = "as an operator it gives no second derivatives; outside of torch.compile and dispatch modes it does"
+
 # tensors first; then mask, bias and the other options; `learns` says that the bias wants a gradient
 OPTIONS = (
     "Tensor? sinks, Tensor? learned, Tensor? seed, Tensor[] arrays, SymInt[] numbers,"
@@ -166,7 +168,7 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 def no_second(ctx: Any, *_: Any) -> tuple[Any, ...]:
     """What a second derivative is answered with."""
-    raise KernelRefused(ctx.kernel or "clearhead::attention", NO_SECOND)
+    raise KernelRefused(ctx.kernel or "clearhead::attention", NO_SECOND if ctx.kernel != "dense" else NO_SECOND_TRACED)
 
 
 attention.register_autograd(_backward, setup_context=_setup)

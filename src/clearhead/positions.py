@@ -86,12 +86,13 @@ class Relative(Bias):
     alignment: Alignment
 
     def tile(self, rows: range, columns: range, grid: Grid) -> Array:
-        distance = np.asarray(columns) - (np.asarray(rows)[:, None] + self.alignment.offset(grid))
-        chosen = self.chosen(distance)
+        # int also where there are none: NumPy takes an empty range for floating-point numbers
+        queries, keys = np.asarray(rows, dtype=np.int64), np.asarray(columns, dtype=np.int64)
+        chosen = self.chosen(keys - (queries[:, None] + self.alignment.offset(grid)))
         library = Library.of(self.table)
         flat = library.asarray(chosen.reshape(-1))
         values = library.xp.take(self.table, flat, axis=0)  # (…·rows·columns, heads)
-        values = library.xp.reshape(values, (*chosen.shape, -1))
+        values = library.xp.reshape(values, (*chosen.shape, self.table.shape[1]))
         if chosen.ndim == 2:
             return library.xp.permute_dims(values, (2, 0, 1))
         # offsets of each batch row: (*batch, 1, rows, columns, heads) → (*batch, heads, rows, columns)

@@ -6,15 +6,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from clearhead.autograd import NO_FORWARD
+from clearhead.errors import KernelRefused
 from clearhead.ops import attention, attention_backward, no_second
 
 OPTIONS = 12  # how many arguments the operators have after their tensors
 
 
 def active() -> bool:
-    """True inside a transform of torch.func, where an operator's own gradients are not known."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    """True inside a transform of torch.func or forward derivatives, where an operator's own gradients are not known."""
+    if torch.compiler.is_compiling():
+        return False
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def transformed(*inputs: Any) -> Any:
@@ -98,17 +103,21 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         q, k, v, sinks, learned, seed, arrays, *rest = inputs
-        ctx.save_for_backward(*output, q, k, v, sinks, learned, seed)
+        ctx.save_for_backward(*output, q, k, v, sinks, learned, seed, *arrays)
         ctx.mark_non_differentiable(*output[1:])
-        ctx.arrays, ctx.rest = arrays, rest
+        ctx.rest = rest
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor, *_: Any) -> Any:
-        *tensors, sinks, learned, seed = ctx.saved_tensors
-        dq, dk, dv, dsinks, dlearned = transformed_backward(dout, *tensors, sinks, learned, seed, ctx.arrays, *ctx.rest)
+        tensors, (sinks, learned, seed, *arrays) = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        dq, dk, dv, dsinks, dlearned = transformed_backward(dout, *tensors, sinks, learned, seed, arrays, *ctx.rest)
         learns = ctx.rest[-1]
         gradients = (dq, dk, dv, None if sinks is None else dsinks, dlearned if learns else None)
         return *gradients, None, None, *(None for _ in ctx.rest)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise KernelRefused(ctx.rest[-2] or "clearhead::attention", NO_FORWARD)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:

@@ -78,8 +78,9 @@ class TransformerBlock(nn.Module):
         super().__init__()
         if norm not in ("pre", "post"):
             raise ArgumentError("norm", f"is {norm!r}, expected 'pre' or 'post'")
-        if attention is not None and options:
-            raise ArgumentError("attention", f"is given together with {', '.join(options)}, which it has its own of")
+        own = [*options, *(["attention_dropout"] if attention_dropout else [])]
+        if attention is not None and own:
+            raise ArgumentError("attention", f"is given together with {', '.join(own)}, which it has its own of")
         made = {"device": device, "dtype": dtype}
         if attention is None:
             attention = MultiHeadAttention(dim, num_heads, bias=bias, dropout=attention_dropout, **options, **made)

@@ -7,6 +7,7 @@ has its own length.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,11 +76,15 @@ class KVCache:
         after = [s + n for s, n in zip(start, new, strict=True)]
         if self.window is not None:
             return self._into_ring(k, v, start, after)
-        need = max(start) + queries
-        self._make_room(k, v, need)
+        need = self._make_room(k, v, start, new)
         assert self.k is not None
         assert self.v is not None
-        if all(s == start[0] for s in start):
+        if need < max(start) + queries:  # padding that there is no room for
+            rows = numbers([row for row, n in enumerate(new) for _ in range(n)], k)
+            taken = numbers([i for n in new for i in range(n)], k)
+            places = numbers(start, k)[rows] + taken
+            self.k[rows, :, places], self.v[rows, :, places] = k[rows, :, taken], v[rows, :, taken]
+        elif all(s == start[0] for s in start):
             self.k[:, :, start[0] : need] = k
             self.v[:, :, start[0] : need] = v
         else:
@@ -108,20 +113,21 @@ class KVCache:
                     raise ArgumentError(name, f"is {given.dtype} on {given.device}, expected {had} as the cache holds")
 
     def _lengths(self, lengths: Any, rows: int, most: int) -> list[int]:
-        values = [int(n) for n in (lengths.tolist() if isinstance(lengths, Tensor) else lengths)]
+        values = whole("lengths", lengths)
+        values = [values] * rows if isinstance(values, int) else values
         if len(values) != rows or not all(0 <= n <= most for n in values):
             raise ArgumentError("lengths", f"is {values}, expected {rows} numbers from 0 to {most}")
         return values
 
-    def _make_room(self, k: Tensor, v: Tensor, need: int) -> None:
-        room = 0 if self.k is None else self.k.shape[2]
+    def _make_room(self, k: Tensor, v: Tensor, start: list[int], new: list[int]) -> int:
+        """Room for the longest row and its padding, which may be cut off; how many tokens that is."""
+        need, room = max(start) + k.shape[2], 0 if self.k is None else self.k.shape[2]
         if self.max_length is not None:
-            if need > self.max_length:
-                had = need - k.shape[2]
-                raise ArgumentError(
-                    "max_length", f"is {self.max_length}, and {had} positions with {k.shape[2]} more do not fit"
-                )
-            wanted = self.max_length
+            for had, more in zip(start, new, strict=True):
+                if had + more > self.max_length:
+                    text = f"is {self.max_length}, and {had} positions with {more} more do not fit"
+                    raise ArgumentError("max_length", text)
+            wanted, need = self.max_length, min(need, self.max_length)
         else:
             wanted = room if need <= room else max(need, 2 * room, LEAST)
         if self.k is None or self.v is None:
@@ -130,6 +136,7 @@ class KVCache:
             self.k, self.v = (
                 torch.cat([t, t.new_zeros((*t.shape[:2], wanted - room, t.shape[3]))], dim=2) for t in (self.k, self.v)
             )
+        return need
 
     def slots(self, seen: Sequence[int], like: Tensor) -> Tensor:
         """The position that each slot of the ring holds, (batch, slots); −1 where it is empty."""
@@ -172,7 +179,8 @@ class KVCache:
 
         A ring can be trimmed only while it has dropped nothing.
         """
-        wanted = [length] * len(self.seen) if isinstance(length, int) else [int(n) for n in length]
+        wanted = whole("length", length)
+        wanted = [wanted] * len(self.seen) if isinstance(wanted, int) else wanted
         if len(wanted) != len(self.seen) or any(n < 0 for n in wanted):
             raise ArgumentError(
                 "length", f"is {length!r}, expected a number from 0, or one for each of {len(self.seen)} rows"
@@ -186,9 +194,12 @@ class KVCache:
         """Take these batch rows, in this order, some of them more than once: the beams that live on."""
         if self.k is None or self.v is None:
             return
-        places = torch.as_tensor(rows, device=self.k.device)
+        chosen, most = whole("rows", rows), len(self.seen) - 1
+        if isinstance(chosen, int) or not all(0 <= row <= most for row in chosen):
+            raise ArgumentError("rows", f"is {chosen}, expected a list of numbers from 0 to {most}")
+        places = numbers(chosen, self.k)
         self.k, self.v = self.k.index_select(0, places), self.v.index_select(0, places)
-        self.seen = [self.seen[row] for row in places.tolist()]
+        self.seen = [self.seen[row] for row in chosen]
 
     def clear(self) -> None:
         """Forget everything, and keep the memory."""
@@ -206,6 +217,15 @@ class KVCache:
         return f"{call}: {seen} tokens seen{held} in {self.bytes / 2**20:.3f} MiB, {shape}"
 
 
+def whole(argument: str, value: Any) -> int | list[int]:
+    """A whole number, or several, from whatever holds them."""
+    values = value.tolist() if hasattr(value, "tolist") else value
+    try:
+        return values if isinstance(values, int) else [operator.index(n) for n in values]
+    except TypeError:
+        raise ArgumentError(argument, f"is {value!r}, expected a whole number or a list of them") from None
+
+
 def held_by(cache: KVCache | None, k: Tensor, v: Tensor, lengths: Any, mask: Any, looks_back: bool) -> Held:
     """The keys and values that new queries see: those given, after those of a cache if there is one."""
     if cache is None:
@@ -214,7 +234,12 @@ def held_by(cache: KVCache | None, k: Tensor, v: Tensor, lengths: Any, mask: Any
         raise ArgumentError("cache", "is given to attention that is not causal self-attention")
     if mask is not None and cache.window is not None:
         raise ArgumentError("mask", "is given together with a ring, whose keys do not lie in order")
-    return cache.append(k, v, lengths)
+    held = cache.append(k, v, lengths)
+    if mask is None or held.positions is not None:
+        return held
+    # a mask speaks of the tokens so far, and not of the room that a compiled step is handed beyond them
+    seen = max(held.start) + k.shape[2]
+    return Held(held.k[:, :, :seen], held.v[:, :, :seen], held.start)
 
 
 def begun(cache: KVCache | None) -> list[int]:

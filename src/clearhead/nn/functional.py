@@ -7,6 +7,7 @@ from torch import Tensor
 
 from clearhead.attention import attention
 from clearhead.errors import ArgumentError
+from clearhead.grid import broadcast, fits
 from clearhead.mask import Mask
 from clearhead.masks import causal
 from clearhead.nn.attend import draw
@@ -51,18 +52,33 @@ def scaled_dot_product_attention(
     mask: Mask | Tensor | None = causal(align="start") if is_causal else None
     bias = None
     if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            mask = attn_mask
-        elif attn_mask.dtype in (query.dtype, torch.float32):
-            bias = attn_mask
-        else:
-            raise ArgumentError(
-                "attn_mask",
-                f"has dtype {attn_mask.dtype}, expected torch.bool, torch.float32 or {query.dtype} as query",
-            )
+        check_mask(attn_mask, query, key, value)
+        mask, bias = (attn_mask, None) if attn_mask.dtype == torch.bool else (None, attn_mask)
     dropout = (dropout_p, draw()) if 0.0 < dropout_p < 1.0 else None
     output: Tensor = attention(query, key, value, mask=mask, bias=bias, scale=scale, dropout=dropout)
     return output * 0.0 if dropout_p == 1.0 else output
+
+
+def check_mask(attn_mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Refuse a mask of another kind or shape; under autocast both half precisions are fine: PyTorch converts them."""
+    if not isinstance(attn_mask, Tensor):
+        raise ArgumentError("attn_mask", f"is a {type(attn_mask).__name__}, expected a tensor")
+    taken = [torch.bool, torch.float32, query.dtype]
+    kind = query.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        taken += [torch.float16, torch.bfloat16]
+    if attn_mask.dtype not in taken:
+        raise ArgumentError(
+            "attn_mask", f"has dtype {attn_mask.dtype}, expected torch.bool, torch.float32 or {query.dtype} as query"
+        )
+    try:
+        batch = broadcast(*(t.shape[:-3] for t in (query, key, value)))
+    except ValueError:
+        return  # said of the tensors themselves
+    heads = query.shape[-3] if query.ndim > 2 else 1
+    full = (*batch, heads, query.shape[-2], key.shape[-2])
+    if not fits(attn_mask.shape, full):
+        raise ArgumentError("attn_mask", f"has shape {tuple(attn_mask.shape)}, which does not broadcast to {full}")
 
 
 def shaped(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from clearhead.errors import ArgumentError
 from clearhead.nn.attend import size
 from clearhead.nn.block import TransformerBlock
-from clearhead.nn.cache import KVCache, begun
+from clearhead.nn.cache import KVCache, begun, whole
 from clearhead.nn.places import query_places
 from clearhead.positions import Bias, Rotary, rotary
 
@@ -107,6 +108,8 @@ class GPT(nn.Module):
         """
         if tokens.ndim != 2 or tokens.is_floating_point():
             raise ArgumentError("tokens", f"has shape {tuple(tokens.shape)}, expected whole numbers (batch, positions)")
+        if caches is not None and len(caches) != len(self.blocks):
+            raise ArgumentError("caches", f"are {len(caches)}, expected one for each of {len(self.blocks)} layers")
         start = begun(None if caches is None else caches[0])
         x = self.tokens(tokens)
         if self.places is not None:
@@ -124,8 +127,10 @@ class GPT(nn.Module):
 
     def loss(self, tokens: Tensor) -> Tensor:
         """How badly each next token is foretold, in nats, on average."""
+        if tokens.ndim != 2 or tokens.shape[1] < 2:
+            raise ArgumentError("tokens", f"has shape {tuple(tokens.shape)}, expected (batch, at least 2 positions)")
         logits = self(tokens[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten().long())
 
     @torch.no_grad()
     def generate(
@@ -149,6 +154,7 @@ class GPT(nn.Module):
         - seed, or a generator: the same draws the same.
         - stop: a token, or several, at which a row ends; what follows in that row repeats it.
         - lengths: how long each prompt really is; each row goes on where its own prompt ends, in the place of padding.
+          A row that ends before the longest one is filled up with its last token.
         - cache: False reads everything again for each token; a function makes caches of another kind.
 
         Dropout is left out while it generates.
@@ -156,11 +162,18 @@ class GPT(nn.Module):
         check_sampling(temperature, top_k, top_p)
         flat = prompt.ndim == 1
         tokens = prompt[None] if flat else prompt
-        if generator is None and seed is not None:
+        if tokens.ndim != 2 or tokens.is_floating_point() or not tokens.numel():
+            shape = f"shape {tuple(prompt.shape)} and dtype {prompt.dtype}"
+            raise ArgumentError("prompt", f"has {shape}, expected whole numbers (batch, positions), at least one each")
+        size("new", new, least=0)
+        if seed is not None and generator is not None:
+            raise ArgumentError("seed", "is given together with generator, expected one of them")
+        if seed is not None:
             generator = torch.Generator(device=tokens.device).manual_seed(seed)
-        stops = set() if stop is None else {stop} if isinstance(stop, int) else set(stop)
-        ends = [tokens.shape[1]] * tokens.shape[0] if lengths is None else [int(n) for n in lengths]
-        training = self.training
+        given = [] if stop is None else whole("stop", stop)
+        stops = {given} if isinstance(given, int) else set(given)
+        ends = prompt_ends(lengths, *tokens.shape)
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
             caches = None if cache is False else self.caches() if cache is True else cache()
@@ -168,7 +181,8 @@ class GPT(nn.Module):
                 tokens, ends, new, caches, stops, lambda logits: sample(logits, temperature, top_k, top_p, generator)
             )
         finally:
-            self.train(training)
+            for module, training in modes:
+                module.training = training
         return tokens[0] if flat else tokens
 
     def _continued(
@@ -185,7 +199,7 @@ class GPT(nn.Module):
         room = tokens.new_zeros(tokens.shape[0], max(0, max(ends) + new - tokens.shape[1]))
         tokens = torch.cat([tokens, room], dim=1)
         done = torch.zeros_like(end, dtype=torch.bool)
-        last = torch.zeros_like(end)
+        last = tokens[rows, end - 1]
         for step in range(new):
             if caches is None:
                 longest = int(end.max())
@@ -195,7 +209,7 @@ class GPT(nn.Module):
                 logits = self(tokens[:, :longest], caches=caches, lengths=ends)[rows, end - 1]
             else:
                 logits = self(last[:, None], caches=caches)[:, 0]
-            drawn = choose(logits)
+            drawn = choose(logits).to(tokens.dtype)
             last = torch.where(done, last, drawn)
             tokens[rows, end] = last
             end = end + 1
@@ -203,16 +217,27 @@ class GPT(nn.Module):
                 done = done | torch.isin(last, torch.tensor(sorted(stops), device=last.device))
                 if done.all():
                     break
-        return tokens[:, : int(end.max())]
+        longest = int(end.max())
+        after = torch.arange(longest, device=tokens.device) >= end[:, None]
+        return torch.where(after, last[:, None], tokens[:, :longest])
 
     def extra_repr(self) -> str:
         return f"{sum(p.numel() for p in self.parameters()):,} parameters"
 
 
+def prompt_ends(lengths: Any, rows: int, most: int) -> list[int]:
+    """How long the prompt of each row is, checked."""
+    ends = most if lengths is None else whole("lengths", lengths)
+    ends = [ends] * rows if isinstance(ends, int) else ends
+    if len(ends) != rows or not all(1 <= n <= most for n in ends):
+        raise ArgumentError("lengths", f"is {ends}, expected {rows} numbers from 1 to {most}")
+    return ends
+
+
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Refuse what cannot be sampled by."""
-    if temperature < 0:
-        raise ArgumentError("temperature", f"is {temperature!r}, expected a number of at least 0")
+    if not 0 <= temperature < math.inf:
+        raise ArgumentError("temperature", f"is {temperature!r}, expected a finite number of at least 0")
     if top_k is not None:
         size("top_k", top_k)
     if top_p is not None and not 0 < top_p <= 1:
@@ -233,7 +258,9 @@ def sample(
     """
     if temperature == 0:
         return logits.argmax(dim=-1)
-    weights = torch.softmax(logits.float() / temperature, dim=-1)
+    logits = logits.float()
+    ahead = logits - logits.amax(dim=-1, keepdim=True)  # so that a low temperature overflows to 0 and not to NaN
+    weights = torch.softmax(ahead / temperature, dim=-1)
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         ordered[:, top_k:] = 0

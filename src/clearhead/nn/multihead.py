@@ -150,20 +150,18 @@ class MultiHeadAttention(nn.Module):
         """Attend from query (batch, T, embed_dim) to itself or to key and value (batch, S, …); no batch is fine too.
 
         - key alone is used for values as well.
-        - mask: as in `clearhead.attention`, **True where a query may attend**; it joins `causal` and `window`.
+        - mask: as in `clearhead.attention`, **True where a query may attend**; it joins `causal` and `window`. With a
+          cache its keys are the tokens so far, these ones included.
         - lengths: how many positions of each row are real; the rest is padding, at the end.
         - cache: a `KVCache` that holds the tokens before these ones, to which they are added. Self-attention only, and
           causal. With a ring, a mask has to be None.
         - observe: what to observe, such as `{"top": 5, "received": True}`; the result is then (output, `Observed`).
         """
         flat = query.ndim == 2
+        self._check(query, key, value)
         if flat:
             query = query[None]
             key, value = (None if t is None else t[None] for t in (key, value))
-        if query.ndim != 3 or query.shape[-1] != self.embed_dim:
-            raise ArgumentError(
-                "query", f"has shape {tuple(query.shape)}, expected (batch, positions, {self.embed_dim})"
-            )
         q, k, v = self.project(query, key, value)
         queries = q.shape[-2]
         if self.rotary is not None:
@@ -188,10 +186,22 @@ class MultiHeadAttention(nn.Module):
         output = output[0] if flat else output
         return output if observe is None else (output, seen)
 
-    def project(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (batch, heads, T, head_dim), keys and values (batch, kv_heads, S, head_dim), normed if so wanted."""
+    def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         if value is not None and key is None:
             raise ArgumentError("value", "is given without key")
+        if key is None and self.kdim != self.embed_dim:
+            raise ArgumentError("key", f"is not given, expected one of kdim, {self.kdim} features")
+        if value is None and self.vdim != (self.embed_dim if key is None else self.kdim):
+            raise ArgumentError("value", f"is not given, expected one of vdim, {self.vdim} features")
+        given = (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim))
+        rank = 2 if query.ndim == 2 else 3
+        for name, tensor, width in given:
+            if tensor is not None and (tensor.ndim != rank or tensor.shape[-1] != width):
+                expected = f"({'batch, ' if rank == 3 else ''}positions, {width})"
+                raise ArgumentError(name, f"has shape {tuple(tensor.shape)}, expected {expected}")
+
+    def project(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (batch, heads, T, head_dim), keys and values (batch, kv_heads, S, head_dim), normed if so wanted."""
         joined = "in_proj_weight" in self._parameters
         widths, bias = list(self.widths), self.in_proj_bias
         parts: Any

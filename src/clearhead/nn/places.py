@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.mask import Mask, as_mask
-from clearhead.masks import causal, lengths, where, window
+from clearhead.errors import ArgumentError
+from clearhead.grid import Alignment, whole_numbers
+from clearhead.mask import Both, Either, Mask, Not, as_mask
+from clearhead.masks import Band, Documents, GlobalTokens, RandomBlocks, causal, lengths, where, window
 from clearhead.positions import Alibi, Bias, Relative, alibi, relative_bias
 
 
@@ -115,8 +117,34 @@ def visible(
         found = causal(align="start")
     if mask is not None:
         given = as_mask("mask", mask)
+        if cached:
+            given = anchored(given, held, queries)
         found = given if found is None else found & given
     if real is not None and not cached:  # in a cache padding lies ahead of every query
         padded = lengths(real)
         found = padded if found is None else found & padded
     return found
+
+
+def anchored(mask: Mask, held: Held, queries: int) -> Mask:
+    """A mask that is aligned to the end, told where queries stand: a shorter row ends before the last key."""
+    if isinstance(mask, Both | Either):
+        left, right = anchored(mask.left, held, queries), anchored(mask.right, held, queries)
+        return Both(left, right) if isinstance(mask, Both) else Either(left, right)
+    if isinstance(mask, Not):
+        return Not(anchored(mask.mask, held, queries))
+    if isinstance(mask, RandomBlocks) and max(held.start) > 0:
+        raise ArgumentError("mask", f"has {mask!r}, which numbers queries from 0 and not after those in the cache")
+    offset = first(held.start)
+    if not isinstance(offset, list):
+        return mask  # the last query stands at the last key
+    if isinstance(mask, Band | GlobalTokens) and mask.alignment.given is None and mask.alignment.align == "end":
+        alignment = Alignment.of("end", offset)
+        if isinstance(mask, Band):
+            return Band(mask.back, mask.ahead, alignment)
+        return GlobalTokens(mask.indices, alignment)
+    if isinstance(mask, Documents) and mask.queries is None:
+        keys = torch.as_tensor(mask.keys).expand(len(offset), -1)
+        places = numbers(offset, keys)[:, None] + torch.arange(queries, device=keys.device)
+        return Documents(mask.keys, whole_numbers("documents", keys.gather(1, places.clamp(max=keys.shape[1] - 1))))
+    return mask

@@ -21,6 +21,8 @@ class Turn(nn.Module):
 
     def __init__(self, rotary: Rotary, features: int) -> None:
         super().__init__()
+        if not isinstance(rotary, Rotary):
+            raise ArgumentError("positions", f"is {rotary!r}, expected rotary(…)")
         turning = features if rotary.dimension is None else rotary.dimension
         if turning > features or turning % 2:
             raise ArgumentError("positions", f"turn {turning} features in pairs, expected at most {features}, even")
