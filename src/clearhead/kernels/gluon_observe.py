@@ -142,7 +142,7 @@ def preferred(width: int, bin: int, top: bool) -> LookCut:
     """
     if width == 256:
         return LookCut(64, 3, 2, 64, 240)
-    return LookCut(64 if bin <= 64 else 128, 4 if top else 3)
+    return LookCut(64 if bin <= 64 else 128, 4 if top else 3, offered=16 if bin <= 64 else 32)
 
 
 def numbers(array: torch.Tensor, columns: int) -> Any:
@@ -157,7 +157,7 @@ def pool(sums: torch.Tensor, tops: torch.Tensor, queries: int, keys: int, cells:
     across = bins_of(units, cells)
     most = max(len(part) for part in across)
     if most * cells == units:
-        total, largest = (x.unflatten(-1, (cells, most)) for x in (sums, tops))
+        total, largest = (x.reshape(*x.shape[:-1], cells, most) for x in (sums, tops))
     else:
         place = torch.tensor([part.start for part in across], device=sums.device)[:, None] + torch.arange(
             most, device=sums.device

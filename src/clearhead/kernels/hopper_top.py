@@ -109,6 +109,7 @@ def denominator(peak, total, scale, factor):
     `peak` is the largest score times scale. The shift is relative to the factor as rounded: the two products have to
     cancel, however large both are. Where a query sees nothing its shift is +inf.
     """
+    peak = gl.where(total > 0, peak, 0.0)  # −inf − −inf is no number
     exact = peak.to(gl.float64) * (factor.to(gl.float64) / scale.to(gl.float64))
     some = gl.where(total > 0, total, 1.0)
     power = gl.log2(some)
