@@ -28,7 +28,6 @@ CUTS: dict[str, dict[str, Any]] = {
     "turns, no overlap": {"overlap": False},
     "no turns, no overlap": {"turns": False, "overlap": False},
     "8 warps as one": {"rows": 128, "consumers": 1, "turns": False},
-    "no producer": {"rows": 128, "consumers": 1, "turns": False, "specialised": False},
     "3 consumers": {"consumers": 3, "registers": 160},
     "3 consumers, no turns": {"consumers": 3, "registers": 160, "turns": False},
     "3 consumers, no overlap": {"consumers": 3, "registers": 160, "overlap": False},

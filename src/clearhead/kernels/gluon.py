@@ -24,7 +24,6 @@ class Cut:
     consumers: int = 2
     rows: int = 64
     registers: int = 240  # of each thread of a consumer
-    specialised: bool = True  # a producer warp copies; without it the one consumer does
     overlap: bool = True
     turns: bool = True
 
@@ -89,9 +88,8 @@ def forward(
         level = level.fill_(-math.inf) if top else None
         return Done(output.zero_(), peak.fill_(-math.inf), total.zero_(), weighted.zero_() if entropy else None, level)
     cut = cut or CUTS[width]
-    form = Form(
-        width, causal_offset is not None, window is not None, softcap is not None, entropy, top, 16 if top <= 8 else 32
-    )
+    groups = 16 if top <= 8 else 32
+    form = Form(width, causal_offset is not None, window is not None, softcap is not None, entropy, top, groups)
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
         attend[(-(-queries // (cut.rows * cut.consumers)), heads, batch)](
             described(q, queries, cut.rows),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ class LookCut:
     consumers: int = 3
     rows: int = 64
     registers: int = 160
+    offered: int = 16  # weights that a thread compares with their levels at once: 16 or 32
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Look:
     pooled: bool  # the keys of a warp are in one cell of the map
     top: bool
     even: bool  # all bins have the same number of queries
+    careful: bool = False
 
 
 class Found(NamedTuple):
@@ -80,17 +82,16 @@ def look(
     count, cells = (min(map[0], queries), min(map[1], keys)) if map else (1, 1)
     got = new((batch, heads, keys)) if received is not None else None
     if not q.shape[:3].numel() or not keys:
-        return Found(
-            None if got is None else got.zero_(),
-            Map(*(new((batch, heads, count, cells)).zero_() for _ in range(2))) if map else None,
-            _no_top(q, (batch, heads, queries, top)) if top else None,
-        )
-    cut = cut or preferred(width, -(-queries // count), bool(top))
-    longest = -(-queries // count)  # queries in a bin
-    each = -(-longest // cut.columns)
+        flat = Map(*new((2, batch, heads, count, cells)).zero_()) if map else None
+        none = torch.full((batch, heads, queries, top), -1, device=q.device)
+        return Found(None if got is None else got.zero_(), flat, Top(none, new(none.shape).zero_()) if top else None)
+    largest = -(-queries // count)  # bin
+    cut = cut or preferred(width, largest, bool(top))
+    each = -(-largest // cut.columns)
     pooled = bool(map) and keys % (cells * 16) == 0
     sums, tops = new((2, batch, heads, count, keys // 16 if pooled else keys) if map else (2, 0)).zero_()
-    shifts = new(batch * heads * count * each * cut.columns * (2 if top else 1))
+    shifts = new(batch * heads * count * each * cut.columns * 3)
+    large = torch.zeros(1, dtype=torch.int32, device=q.device)
     counts = torch.zeros((batch, heads, queries) if top else 0, dtype=torch.int32, device=q.device)
     found = torch.empty((batch, heads, queries, HELD) if top else 0, dtype=torch.int64, device=q.device)
     upper = causal_offset or 0
@@ -102,15 +103,17 @@ def look(
     )  # fmt: skip
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
         lay_out[(count * each, batch * heads)](
-            done.peak, done.total, done.level if top else done.peak, shifts,
+            done.peak, done.total, done.level if top else done.peak, shifts, large,
             queries, queries - (queries if received is None else received), count, each, queries // count,
-            scale if softcap is None else 1.0, factor, cut.columns, form.even, form.top, num_warps=1,
+            scale if softcap is None else 1.0, factor, cut.columns, form.even, num_warps=1,
         )  # fmt: skip
-        by_key[(-(-keys // (cut.rows * cut.consumers)), heads, batch)](
-            described(q, queries, cut.columns), described(k, keys, cut.rows), numbers(shifts, cut.columns),
-            sums if got is None else got, sums, tops, counts, found, queries, keys, heads // k.shape[1], upper, lower,
-            count, each, queries // count, scale, softcap or 1.0, factor, form, cut, num_warps=cut.rows // 16,
-        )  # fmt: skip
+        for careful in (False, True):
+            by_key[(-(-keys // (cut.rows * cut.consumers)), heads, batch)](
+                described(q, queries, cut.columns), described(k, keys, cut.rows), numbers(shifts, cut.columns),
+                sums if got is None else got, sums, tops, counts, found, large,
+                queries, keys, heads // k.shape[1], upper, lower, count, each, queries // count,
+                scale, softcap or 1.0, factor, replace(form, careful=careful), cut, num_warps=cut.rows // 16,
+            )  # fmt: skip
         best = None
         if top:
             best = Top(
@@ -118,8 +121,9 @@ def look(
                 new((batch, heads, queries, top)),
             )
             choose[(-(-batch * heads * queries // 128),)](
-                counts, found, best.weights, best.indices, batch * heads * queries, top, num_warps=4
-            )
+                counts, found, done.peak, done.total, best.weights, best.indices, batch * heads * queries,
+                scale if softcap is None else 1.0, factor, top, num_warps=4,
+            )  # fmt: skip
             if q.stride(-1) != 1 or k.stride(-1) != 1:
                 q, k = q.contiguous(), k.contiguous()
             search[(-(-queries // 64), heads, batch)](
@@ -138,17 +142,13 @@ def preferred(width: int, bin: int, top: bool) -> LookCut:
     """
     if width == 256:
         return LookCut(64, 3, 2, 64, 240)
-    return LookCut(64 if bin <= 64 else 128, 4 if top else 3)
+    return LookCut(64 if bin <= 64 else 128, 4 if top else 3, offered=16 if bin <= 64 else 32)
 
 
 def numbers(array: torch.Tensor, columns: int) -> Any:
     """A descriptor of numbers for each query, read by tiles."""
     layout = gl.NVMMASharedLayout.get_default_for([columns], gl.float32)
     return TensorDescriptor(array, [array.numel()], [1], [columns], layout)
-
-
-def _no_top(q: torch.Tensor, shape: tuple[int, ...]) -> Top:
-    return Top(torch.full(shape, -1, device=q.device), torch.zeros(shape, device=q.device))
 
 
 def pool(sums: torch.Tensor, tops: torch.Tensor, queries: int, keys: int, cells: int) -> Map:

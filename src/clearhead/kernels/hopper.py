@@ -93,16 +93,9 @@ def tile_of(ring, step, CUT: gl.constexpr):
 
 
 @gluon.jit
-def release_tile(descriptor, place, tiles, ring, step, CUT: gl.constexpr):
-    """Let the slot of this step be filled anew: by the producer, or at once where there is none."""
-    if CUT.value.specialised:
-        mbarrier.arrive(ring[2].index(step % CUT.value.stages), count=1)
-    else:
-        begin, _, _, end = tiles
-        gl.thread_barrier()
-        tile = end - 1 - step - CUT.value.stages
-        if tile >= begin:
-            copy_tile(descriptor, place, tile, ring, step, CUT)
+def release_tile(ring, step, CUT: gl.constexpr):
+    """Let the producer fill the slot of this step anew."""
+    mbarrier.arrive(ring[2].index(step % CUT.value.stages), count=1)
 
 
 @gluon.jit
@@ -190,12 +183,11 @@ def level_of(best, FORM: gl.constexpr):
 
 
 @gluon.jit
-def advance(step, state, q, rings, turns, walk, numbers, sees, MASKED: gl.constexpr, INDEX: gl.constexpr,
+def advance(step, state, q, rings, turns, end, numbers, sees, MASKED: gl.constexpr, INDEX: gl.constexpr,
             FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
     """One tile of keys, and the values of the tile before: what is carried along is p, one tile old, and the sums."""
     p, sums, rows = state
     k_ring, v_ring = rings
-    k_rows, v_rows, place, tiles = walk
     p = as_operand(p, q, sums)
     await_tile(k_ring, step, CUT)
     take_turn(turns, step, INDEX, CUT)
@@ -206,13 +198,13 @@ def advance(step, state, q, rings, turns, walk, numbers, sees, MASKED: gl.conste
         scores = warpgroup_mma_wait(1, deps=(scores,))
     else:
         scores, sums, p = warpgroup_mma_wait(0, deps=(scores, sums, p))
-        release_tile(v_rows, place, tiles, v_ring, step - 1, CUT)
-    release_tile(k_rows, place, tiles, k_ring, step, CUT)
-    new, shrink, rows = soften(scores, tiles[3] - 1 - step, rows, numbers, sees, MASKED, FORM, CUT)
+        release_tile(v_ring, step - 1, CUT)
+    release_tile(k_ring, step, CUT)
+    new, shrink, rows = soften(scores, end - 1 - step, rows, numbers, sees, MASKED, FORM, CUT)
     await_tile(v_ring, step, CUT)  # a branch: the assembler would move the wait below up, before the exponentials
     if CUT.value.overlap:
         sums, p = warpgroup_mma_wait(0, deps=(sums, p))
-        release_tile(v_rows, place, tiles, v_ring, step - 1, CUT)
+        release_tile(v_ring, step - 1, CUT)
     sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sums.type.layout))[:, None]
     return packed(new, q), sums, rows
 
@@ -249,11 +241,10 @@ def times_keys(q, k, CUT: gl.constexpr):
 @gluon.jit
 def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     """Attention of one consumer's queries, from the first product to what is stored."""
-    o_rows, outputs, walk, block, bounds, numbers, q_block, q_full, rings, turns = work
+    o_rows, outputs, place, tiles, block, bounds, numbers, q_block, q_full, rings, turns = work
     ROWS: gl.constexpr = CUT.value.rows
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, FORM.value.width, 16])
-    k_rows, _, place, tiles = walk
     begin, low, high, end = tiles
     first, head = block
     queries, keys, upper, lower = bounds
@@ -282,17 +273,17 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     scores = times_keys(q, tile_of(k_ring, 0, CUT), CUT)
     end_turn(turns, INDEX, CUT)
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    release_tile(k_rows, place, tiles, k_ring, 0, CUT)
+    release_tile(k_ring, 0, CUT)
     new, _, rows = soften(scores, end - 1, rows, numbers, sees, True, FORM, CUT)
     await_tile(v_ring, 0, CUT)
     state = (packed(new, q), sums, rows)
     for step in range(1, end - high):
-        state = advance(step, state, q, rings, turns, walk, numbers, sees, True, INDEX, FORM, CUT)
+        state = advance(step, state, q, rings, turns, end, numbers, sees, True, INDEX, FORM, CUT)
     for step in range(end - high, end - low):
-        state = advance(step, state, q, rings, turns, walk, numbers, sees, False, INDEX, FORM, CUT)
+        state = advance(step, state, q, rings, turns, end, numbers, sees, False, INDEX, FORM, CUT)
     if FORM.value.lower:
         for step in range(end - low, end - begin):
-            state = advance(step, state, q, rings, turns, walk, numbers, sees, True, INDEX, FORM, CUT)
+            state = advance(step, state, q, rings, turns, end, numbers, sees, True, INDEX, FORM, CUT)
     p, sums, rows = state
     p = as_operand(p, q, sums)
     sums = warpgroup_mma(p, tile_of(v_ring, end - begin - 1, CUT), sums, is_async=True)
@@ -361,15 +352,11 @@ def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, que
         tma.async_copy_global_to_shared(q_rows, [batch, head, rows, 0], q_full, q_block.index(index))
 
     numbers = (scale, softcap, factor)
-    walk = (k_rows, v_rows, place, tiles)
     bounds = (queries, keys, upper, lower)
-    work = (o_rows, (peaks, totals, weighteds, levels), walk, (first, head), bounds, numbers, q_block, q_full,
+    work = (o_rows, (peaks, totals, weighteds, levels), place, tiles, (first, head), bounds, numbers, q_block, q_full,
             (k_ring, v_ring), turns)  # fmt: skip
     load = (k_rows, v_rows, place, tiles, k_ring, v_ring)
-    if not CUT.value.specialised:
-        fill_rings(load, CUT)
-        consume(work, 0, FORM, CUT)
-    elif CONSUMERS == 1:
+    if CONSUMERS == 1:
         gl.warp_specialize(
             [(consume, (work, 0, FORM, CUT)), (produce, (load, CUT))],
             [1], [PRODUCER_REGISTERS],
@@ -400,15 +387,3 @@ def new_ring(descriptor, CUT: gl.constexpr):
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=CUT.value.consumers)
     return buffers, full, empty
-
-
-@gluon.jit
-def fill_rings(load, CUT: gl.constexpr):
-    """Start the first copies, where no producer does."""
-    k_rows, v_rows, place, tiles, k_ring, v_ring = load
-    begin, _, _, end = tiles
-    STAGES: gl.constexpr = CUT.value.stages
-    for step in gl.static_range(STAGES):
-        if step < end - begin:
-            copy_tile(k_rows, place, end - 1 - step, k_ring, step, CUT)
-            copy_tile(v_rows, place, end - 1 - step, v_ring, step, CUT)

@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from clearhead.kernels.hopper import capped
-from clearhead.kernels.hopper_top import offer
+from clearhead.kernels.hopper_top import denominator, offer
 
 LOG2E = gl.constexpr(math.log2(math.e))
 PRODUCER_REGISTERS = gl.constexpr(24)
@@ -89,23 +89,23 @@ def tiles_seen(first, rows: gl.constexpr, bins, upper, lower, FORM: gl.constexpr
 @gluon.jit
 def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
     """Copy all tiles of queries and what belongs to them, each as soon as its slot is free."""
-    q_rows, numbers, place, tiles, bins, ring = load
+    q_rows, shifts, place, tiles, bins, ring = load
     batch, head, number = place
     begin, _, _, end = tiles
     N: gl.constexpr = CUT.value.columns
-    PARTS: gl.constexpr = 2 if FORM.value.top else 1
+    PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
     for tile in range(begin, end):
         slot = (tile - begin) % CUT.value.stages
         round = (tile - begin) // CUT.value.stages
         mbarrier.wait(ring[3].index(slot), (round & 1) ^ 1)
         full = ring[2].index(slot)
-        mbarrier.expect(full, q_rows.block_type.nbytes + PARTS * numbers.block_type.nbytes)
+        mbarrier.expect(full, q_rows.block_type.nbytes + PARTS * shifts.block_type.nbytes)
         tma.async_copy_global_to_shared(
             q_rows, [batch, head, first_of_tile(tile, bins, N), 0], full, ring[0].index(slot)
         )
-        entry = (number * bins[1] * bins[2] + tile) * PARTS
+        entry = (number * bins[1] * bins[2] + tile) * 3
         for part in gl.static_range(PARTS):
-            tma.async_copy_global_to_shared(numbers, [(entry + part) * N], full, ring[1].index(slot * PARTS + part))
+            tma.async_copy_global_to_shared(shifts, [(entry + part) * N], full, ring[1].index(slot * PARTS + part))
 
 
 @gluon.jit
@@ -153,7 +153,11 @@ def end_bin(state, outputs, key, keys, number, bins, FORM: gl.constexpr, CUT: gl
         unit = key
         units = keys
         sum = gl.sum(sums, 1)
-        top = gl.exp2(gl.max(tops, 1))
+        top = gl.max(tops, 1)
+        if FORM.value.careful:
+            top = gl.maximum(top, 0.0)
+        else:
+            top = gl.exp2(top)
         if FORM.value.pooled:  # the keys of a warp become one
             WARPS: gl.constexpr = CUT.value.rows // 16
             sum = gl.sum(gl.reshape(sum, [WARPS, 16]), 1)
@@ -174,7 +178,7 @@ def end_bin(state, outputs, key, keys, number, bins, FORM: gl.constexpr, CUT: gl
 @gluon.jit
 def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     """All that one consumer's keys receive, bin by bin."""
-    outputs, first, number, tiles, bins, bounds, numbers, k_block, k_full, ring = work  # noqa: RUF059
+    outputs, first, number, tiles, bins, bounds, _, k_block, k_full, _ = work
     ROWS: gl.constexpr = CUT.value.rows
     N: gl.constexpr = CUT.value.columns
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N, 16])
@@ -217,7 +221,7 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     scores = times_queries(k, ring, step, CUT)
     slot = step % CUT.value.stages
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
-    PARTS: gl.constexpr = 2 if FORM.value.top else 1
+    PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
     shift = ring[1].index(slot * PARTS).load(gl.SliceLayout(0, layout))
     scores = warpgroup_mma_wait(0, deps=(scores,))
     received, sums, tops, bin, left = state
@@ -225,9 +229,14 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     exponent = exponents(scores, shift, first, sees, numbers, MASKED, FORM, CUT)
     if FORM.value.top:
         levels = ring[1].index(slot * PARTS + 1)
-        offer(exponent, levels, key, first, outputs[3], outputs[4], number.to(gl.int64) * bins[0])
+        offset = number.to(gl.int64) * bins[0]
+        offer(exponent, levels, key, first, outputs[3], outputs[4], offset, CUT.value.offered)
+    weight = gl.exp2(exponent)
+    if FORM.value.careful:
+        weight *= ring[1].index(slot * PARTS + 2).load(gl.SliceLayout(0, layout))[None, :]
+        exponent = weight  # the largest is sought among weights: what is to be multiplied in differs by query
     mbarrier.arrive(ring[3].index(slot), count=1)
-    sums += gl.sum(in_thread(gl.exp2(exponent)), 1)
+    sums += gl.sum(in_thread(weight), 1)
     if FORM.value.map:
         tops = gl.maximum(tops, gl.max(in_thread(exponent), 1))
     state = (received, sums, tops, bin, left - 1)
@@ -238,15 +247,21 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
 
 @gluon.jit(
     do_not_specialize=["queries", "keys", "group", "upper", "lower", "count", "each", "size"],
-    do_not_specialize_on_alignment=["received", "sums", "tops", "counts", "found"],
+    do_not_specialize_on_alignment=["received", "sums", "tops", "counts", "found", "large"],
 )
-def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, queries, keys, group, upper, lower, count, each,
-           size, scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
-    """What a block of keys of one head received: of all queries, and of each of `count` bins of them."""
+def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, queries, keys, group,
+           upper, lower, count, each, size, scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+    """What a block of keys of one head received: of all queries, and of each of `count` bins of them.
+
+    The careful form, which also multiplies by what the rounding of a shift takes away, runs where `large` says that
+    some shift is large, and the other where it does not.
+    """
+    if (gl.load(large) != 0) != FORM.value.careful:
+        return
     ROWS: gl.constexpr = CUT.value.rows
     STAGES: gl.constexpr = CUT.value.stages
     CONSUMERS: gl.constexpr = CUT.value.consumers
-    PARTS: gl.constexpr = 2 if FORM.value.top else 1
+    PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
     N: gl.constexpr = CUT.value.columns
     first = gl.program_id(0) * (ROWS * CONSUMERS)  # the first keys of a causal head are seen by most: they go first
     head = gl.program_id(1)
@@ -272,8 +287,9 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, queries,
         rows = first + index * ROWS
         tma.async_copy_global_to_shared(k_rows, [batch, head // group, rows, 0], k_full, k_block.index(index))
 
-    work = ((received, sums, tops, counts, found), first, number, tiles, bins, (keys, upper, lower),
-            (scale, softcap, factor), k_block, k_full, ring)  # fmt: skip
+    outputs = (received, sums, tops, counts, found)
+    bounds = (keys, upper, lower)
+    work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, ring)
     load = (q_rows, shifts, (batch, head, number), tiles, bins, ring)
     WARPS: gl.constexpr = ROWS // 16
     REGISTERS: gl.constexpr = CUT.value.registers
@@ -298,16 +314,15 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, queries,
 
 @gluon.jit(
     do_not_specialize=["queries", "skipped", "count", "each", "size"],
-    do_not_specialize_on_alignment=["peaks", "totals", "levels"],
+    do_not_specialize_on_alignment=["peaks", "totals", "levels", "large"],
 )
-def lay_out(peaks, totals, levels, shifts, queries, skipped, count, each, size, scale, factor,
-            N: gl.constexpr, EVEN: gl.constexpr, TOP: gl.constexpr):  # fmt: skip
-    """The shifts of one tile of queries, and the exponents from which keys may be among the largest.
+def lay_out(peaks, totals, levels, shifts, large, queries, skipped, count, each, size, scale, factor,
+            N: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
+    """Three rows for one tile of queries: shifts, exponents from which keys may be among the largest, corrections.
 
-    A shift is +inf where there is no query, or one that sees nothing or is skipped. `peaks` are peaks times scale.
+    A shift is +inf where there is no query, or one that sees nothing or is skipped.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    PARTS: gl.constexpr = 2 if TOP else 1
     bins = (queries, count, each, size, EVEN)
     tile = gl.program_id(0)
     number = gl.program_id(1)
@@ -318,14 +333,13 @@ def lay_out(peaks, totals, levels, shifts, queries, skipped, count, each, size, 
     inside = (row < stop) & (row >= skipped)
     peak = gl.load(peaks + place, inside, 0.0)
     total = gl.load(totals + place, inside, 0.0)
-    # relative to c as rounded: c·score − c·peak has to cancel, however large both are
-    ratio = factor.to(gl.float64) / scale.to(gl.float64)
-    shift = (peak.to(gl.float64) * ratio + gl.log2(total).to(gl.float64)).to(gl.float32)
-    shift = gl.where(total > 0, shift, float("inf"))
-    entry = (number * count * each + tile).to(gl.int64) * PARTS * N + column
+    shift, correction = denominator(peak, total, scale, factor)
+    level = gl.load(levels + place, inside, 0.0) * factor
+    slack = 2**-12 + gl.abs(level) * 2**-18  # keys times queries may round otherwise than queries times keys
+    level = gl.where(total > 0, gl.maximum(level - shift - slack, -3e38), float("inf"))
+    entry = (number * count * each + tile).to(gl.int64) * 3 * N + column
     gl.store(shifts + entry, shift)
-    if TOP:
-        level = gl.load(levels + place, inside, 0.0) * factor
-        slack = 2**-12 + gl.abs(level) * 2**-18  # keys times queries may round otherwise than queries times keys
-        level = gl.where(total > 0, gl.maximum(level - shift - slack, -3e38), float("inf"))
-        gl.store(shifts + entry + N, level)
+    gl.store(shifts + entry + N, level)
+    gl.store(shifts + entry + 2 * N, correction)
+    if gl.max(gl.where(total > 0, gl.abs(shift), 0.0), 0) > 64:
+        gl.store(large, 1)

@@ -18,40 +18,35 @@ LISTED = gl.constexpr(HELD)
 NO_KEY = gl.constexpr(2147483647)
 
 
-def offering() -> tuple[str, str]:
-    """Assembly and constraints for 16 weights of a thread: 2 keys, 8 apart, of 4 pairs of queries, 8 apart.
+def offering(count: int) -> tuple[str, str]:
+    """Assembly and constraints for 16 or 32 weights of a thread: 2 keys, 8 apart, of 4 or 8 pairs of queries, 8 apart.
 
     One comparison for each weight, and one branch that is seldom taken: what Gluon says about whole tiles of all
     warps cannot be said about one thread. What lies behind the branch is short, a loop over the bits of a mask:
     written out for each weight it filled the instruction cache and took three times as long as all the rest. The
-    operands are 16 each of: result (none), weight, level, key, query, address of the counters, address of the lists.
+    operands are `count` each of: result (none), weight, level, key, query, address of the counters and of the lists.
     """
-    result, weight, level, key, query, counters, lists = ([f"${16 * i + j}" for j in range(16)] for i in range(7))
-    lines = ["{", ".reg .pred some, one, two, four, eight;", ".reg .b32 mask, bit, place, row, slot, what, picked<16>;"]
+    result, weight, level, key, query, counters, lists = ([f"${count * i + j}" for j in range(count)] for i in range(7))
+    lines = ["{", ".reg .pred some, is<32>;", ".reg .b32 mask, bit, place, row, slot, what, picked<16>;"]
     lines += [".reg .b64 at;", f"setp.ge.f32 some, {weight[0]}, {level[0]};"]
-    lines += [f"setp.ge.or.f32 some, {weight[i]}, {level[i]}, some;" for i in range(1, 16)]
+    lines += [f"setp.ge.or.f32 some, {weight[i]}, {level[i]}, some;" for i in range(1, count)]
     lines += ["@!some bra DONE;", "mov.b32 mask, 0;"]
-    for i in range(16):
+    for i in range(count):
         lines += [f"setp.ge.f32 some, {weight[i]}, {level[i]};", f"@some or.b32 mask, mask, {1 << i};"]
+    lines += ["AGAIN:", "bfind.u32 place, mask;", "mov.b32 bit, 1;", "shl.b32 bit, bit, place;"]
+    lines += ["xor.b32 mask, mask, bit;"]
+    half, picked = count // 2, weight
+    while half:
+        lines += [f"and.b32 what, place, {half};", f"setp.ne.u32 is{half}, what, 0;"]
+        lines += [f"selp.b32 picked{i}, {picked[i + half]}, {picked[i]}, is{half};" for i in range(half)]
+        half, picked = half // 2, [f"picked{i}" for i in range(half)]
     lines += [
-        "AGAIN:",
-        "bfind.u32 place, mask;",
-        "mov.b32 bit, 1;",
-        "shl.b32 bit, bit, place;",
-        "xor.b32 mask, mask, bit;",
-    ]
-    for name, value in (("one", 1), ("two", 2), ("four", 4), ("eight", 8)):
-        lines += [f"and.b32 what, place, {value};", f"setp.ne.u32 {name}, what, 0;"]
-    lines += [f"selp.b32 picked{i}, {weight[i + 8]}, {weight[i]}, eight;" for i in range(8)]
-    for name, half in (("four", 4), ("two", 2), ("one", 1)):
-        lines += [f"selp.b32 picked{i}, picked{i + half}, picked{i}, {name};" for i in range(half)]
-    lines += [
-        "and.b32 what, place, 12;",
+        "and.b32 what, place, 28;",
         "shl.b32 what, what, 1;",
         "and.b32 place, place, 1;",
         "add.s32 row, what, place;",
         f"add.s32 row, row, {query[0]};",
-        f"selp.b32 what, {key[2]}, {key[0]}, two;",
+        f"selp.b32 what, {key[2]}, {key[0]}, is2;",
         f"mad.wide.s32 at, row, 4, {counters[0]};",
         "atom.global.add.u32 slot, [at], 1;",
         f"setp.lt.u32 some, slot, {HELD};",
@@ -63,12 +58,13 @@ def offering() -> tuple[str, str]:
         "DONE:",
     ]
     lines += [f"mov.b32 {place}, 0;" for place in result] + ["}"]
-    kinds = ["=r"] * 16 + ["f"] * 32 + ["r"] * 32 + ["l"] * 32
+    kinds = ["=r"] * count + ["f", "f", "r", "r", "l", "l"] * count
+    kinds[count:] = sorted(kinds[count:], key=["f", "r", "l"].index)
     return "\n".join(lines), ",".join(kinds)
 
 
-ASSEMBLY = gl.constexpr(offering()[0])
-CONSTRAINTS = gl.constexpr(offering()[1])
+BY_16 = gl.constexpr(offering(16))
+BY_32 = gl.constexpr(offering(32))
 
 
 @gluon.jit
@@ -80,33 +76,50 @@ def halves(x):
 
 
 @gluon.jit
-def offer(exponent, levels, key, first, counts, found, offset):
+def offer(exponent, levels, key, first, counts, found, offset, COUNT: gl.constexpr):
     """Put the keys whose weight reaches the level of a query, which is in shared memory, on its list."""
     _, key = gl.broadcast(exponent, key[:, None])
-    offer_columns(exponent, levels, key, first, (counts + offset).to(gl.int64), (found + offset * LISTED).to(gl.int64))
+    counters = (counts + offset).to(gl.int64)
+    lists = (found + offset * LISTED).to(gl.int64)
+    offer_columns(exponent, levels, key, first, counters, lists, COUNT)
 
 
 @gluon.jit
-def offer_columns(exponent, levels, key, first, counters, lists):
-    """The same, by 32 columns at a time."""
+def offer_columns(exponent, levels, key, first, counters, lists, COUNT: gl.constexpr):
+    """The same, by so many columns at a time that a thread has COUNT weights."""
     HALF: gl.constexpr = exponent.shape[1] // 2
-    if HALF > 16:
+    if HALF >= 2 * COUNT:
         left, right = halves(exponent)
         key_left, key_right = halves(key)
-        offer_columns(left, levels.slice(0, HALF), key_left, first, counters, lists)
-        offer_columns(right, levels.slice(HALF, HALF), key_right, first + HALF, counters, lists)
+        offer_columns(left, levels.slice(0, HALF), key_left, first, counters, lists, COUNT)
+        offer_columns(right, levels.slice(HALF, HALF), key_right, first + HALF, counters, lists, COUNT)
     else:
         layout: gl.constexpr = gl.SliceLayout(0, exponent.type.layout)
         # the first of a thread's columns: 2 · (lane modulo 4)
-        query = first + (gl.arange(0, 32, layout) & 6)[None, :]
-        level = levels.load(layout)[None, :]
-        gl.inline_asm_elementwise(
-            ASSEMBLY, CONSTRAINTS, [exponent, level, key, query, counters, lists], gl.int32, False, 16
-        )
+        query = first + (gl.arange(0, 2 * HALF, layout) & 6)[None, :]
+        operands = [exponent, levels.load(layout)[None, :], key, query, counters, lists]
+        TEXT: gl.constexpr = BY_32 if COUNT == 32 else BY_16
+        gl.inline_asm_elementwise(TEXT[0], TEXT[1], operands, gl.int32, False, COUNT)
+
+
+@gluon.jit
+def denominator(peak, total, scale, factor):
+    """(shift, correction): a weight is 2^(factor · score − shift) · correction; the correction is 1 but for rounding.
+
+    `peak` is the largest score times scale. The shift is relative to the factor as rounded: the two products have to
+    cancel, however large both are. Where a query sees nothing its shift is +inf.
+    """
+    peak = gl.where(total > 0, peak, 0.0)  # −inf − −inf is no number
+    exact = peak.to(gl.float64) * (factor.to(gl.float64) / scale.to(gl.float64))
+    some = gl.where(total > 0, total, 1.0)
+    power = gl.log2(some)
+    shift = (exact + power.to(gl.float64)).to(gl.float32)
+    lost = (shift.to(gl.float64) - exact - power.to(gl.float64)).to(gl.float32)
+    return gl.where(total > 0, shift, float("inf")), gl.exp2(lost) * (gl.exp2(power) / some)
 
 
 @gluon.jit(do_not_specialize=["rows"])
-def choose(counts, found, weights, indices, rows, TOP: gl.constexpr):
+def choose(counts, found, peaks, totals, weights, indices, rows, scale, factor, TOP: gl.constexpr):
     """The largest weights of a block of queries, in descending order, and their keys, from their lists."""
     layout: gl.constexpr = gl.BlockedLayout([1, LISTED], [32, 1], [gl.num_warps(), 1], [1, 0])
     ROWS: gl.constexpr = 32 * gl.num_warps()
@@ -118,10 +131,13 @@ def choose(counts, found, weights, indices, rows, TOP: gl.constexpr):
     exponent = gl.where(listed, entry.to(gl.int32).to(gl.float32, bitcast=True), float("-inf"))
     key = gl.where(listed, (entry >> 32).to(gl.int32), NO_KEY)
     place = row.to(gl.int64) * TOP
+    peak = gl.load(peaks + row, row < rows, 0.0)
+    total = gl.load(totals + row, row < rows, 0.0)
+    _, correction = denominator(peak, total, scale, factor)
     for rank in gl.static_range(TOP):
         most = gl.max(exponent, 1)
         chosen = gl.min(gl.where(exponent == most[:, None], key, NO_KEY), 1)
-        weight = gl.exp2(most)
+        weight = gl.exp2(most) * correction
         gl.store(weights + place + rank, weight, row < rows)
         gl.store(indices + place + rank, gl.where(weight > 0, chosen, -1).to(gl.int64), row < rows)
         exponent = gl.where(key == chosen[:, None], float("-inf"), exponent)
@@ -178,16 +194,16 @@ def search(
                 scores = tl.where((columns[None, :] == new[:, None]) & better[:, None], float("-inf"), scores)
                 worst = tl.min(best, 1)
                 peak = tl.max(scores, 1)
-        ratio = factor / scale
+        ratio = factor.to(tl.float64) / scale.to(tl.float64)
         if SOFTCAP:
-            ratio = factor
-        shift = tl.load(peaks + here, mask=rows < T, other=0.0) * ratio
+            ratio = factor.to(tl.float64)
+        shift = tl.load(peaks + here, mask=rows < T, other=0.0).to(tl.float64) * ratio
         total = tl.load(totals + here, mask=rows < T, other=1.0)
         best = tl.where(slots < TOP, best, float("-inf"))
         for rank in range(TOP):
             most = tl.max(best, 1)
             chosen = tl.min(tl.where(best == most[:, None], where, 2147483647), 1)
-            weight = tl.exp2(most * factor - shift) / total
+            weight = tl.exp2((most.to(tl.float64) * factor - shift).to(tl.float32)) / total
             weight = tl.where(most == float("-inf"), 0.0, weight)
             tl.store(weights + here * TOP + rank, weight, mask=many & (rows < T))
             tl.store(indices + here * TOP + rank, tl.where(weight > 0, chosen, -1).to(tl.int64), mask=many & (rows < T))
