@@ -26,9 +26,9 @@ for key in eval(sys.argv[1]):
 try:
     while chunk := os.read(master, 1 << 16):
         output += chunk
-        after = termios.tcgetattr(master)
 except OSError:
     pass
+after = termios.tcgetattr(master)  # the terminal outlives the program
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 print([status, after == before, while_walking == before, output.decode().count(" = ")])
 """
