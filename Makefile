@@ -73,7 +73,7 @@ sanitize: .venv/test
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  $(PY) -m pytest --quiet -p no:xdist -k compiled tests/test_conformance.py tests/test_compiled.py
 
-# The same source for x86-64 and for aarch64, run by qemu on problems and answers that `tests/native/record.py` writes.
+# The same source for x86-64 and for aarch64, run by qemu call by call (`tests/native/emulated.py`).
 test-other-arch: .venv/test
 	sh tests/native/emulate.sh $(PY)
 

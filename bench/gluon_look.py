@@ -86,7 +86,10 @@ def wrong(case: tuple[Any, ...], width: int, dtype: Any, cut: Any, seed: int) ->
     batch, heads, kv_heads, queries, keys, offset, window, softcap, size, received, map = case
     top = 8 if cut is None or cut.consumers < 4 else 0
     make = torch.Generator("cuda").manual_seed(seed)
-    draw = lambda h, n: torch.randn((batch, n, h, width), generator=make, device="cuda").to(dtype).transpose(1, 2)  # noqa: E731
+
+    def draw(h: int, n: int) -> torch.Tensor:
+        return torch.randn((batch, n, h, width), generator=make, device="cuda").to(dtype).transpose(1, 2)
+
     q, k = draw(heads, queries), draw(kv_heads, keys)
     scale = (size or 1) / math.sqrt(width)
     if not size:  # all weights the same: more candidates than a list holds

@@ -89,7 +89,10 @@ def wrong(case: tuple[Any, ...], width: int, cut: Any, entropy: bool, seed: int)
     batch, heads, kv_heads, queries, keys, offset, window, softcap, size, name = case
     dtype = getattr(torch, name)
     make = torch.Generator("cuda").manual_seed(seed)
-    draw = lambda h, n: torch.randn((batch, n, h, width), generator=make, device="cuda").to(dtype).transpose(1, 2)  # noqa: E731
+
+    def draw(h: int, n: int) -> torch.Tensor:
+        return torch.randn((batch, n, h, width), generator=make, device="cuda").to(dtype).transpose(1, 2)
+
     q, k, v = draw(heads, queries), draw(kv_heads, keys), draw(kv_heads, keys)
     scale = size / math.sqrt(width)
     o, lse, top, spread, plain = exact(q, k, v, scale, offset, window, softcap, dtype)

@@ -46,7 +46,7 @@ class Case:
         dout = rng.standard_normal((*batch, *self.q[-3:-1], self.v[-1]))
         options = self.options(rng)
         arrays = tuple(LAYOUTS[self.layout](a.astype(dtype)) for a in (q, k, v))
-        return arrays, dout.astype(dtype), options  # type: ignore[return-value]
+        return arrays, dout.astype(dtype), options
 
 
 def _strided(a: np.ndarray) -> np.ndarray:

@@ -22,14 +22,14 @@ if "CLEARHEAD_TEST_NATIVE" in os.environ:
     assert "clearhead" not in sys.modules
     sys.meta_path.insert(0, OtherBuild())
 
-from hypothesis import settings  # noqa: E402
+from hypothesis import settings  # noqa: E402  # after the other build is in place, as all that follows
 
 # The same examples on every run, so that a change is judged by what it changed; HYPOTHESIS_PROFILE=search draws others
 settings.register_profile("same", derandomize=True)
 settings.register_profile("search", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
-import interpreted  # noqa: E402
+import interpreted  # noqa: E402  # as above
 
 interpreted.import_kernels()
 

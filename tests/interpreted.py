@@ -24,7 +24,7 @@ def mend() -> None:
         original(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).reshape(())))
 
-    patched.mended = True  # type: ignore[attr-defined]
+    patched.mended = True
     interpreter._patch_lang_tensor = patched
 
 

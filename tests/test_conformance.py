@@ -62,7 +62,7 @@ def test_tiled_conforms_under_jit(kernel: str, case: Case) -> None:
     dout = jnp.asarray(dout.reshape(dout.shape[-2:]) if arrays[0].ndim == 2 else dout)
 
     @jax.jit
-    def everything(q, k, v, dout):  # type: ignore[no-untyped-def]
+    def everything(q, k, v, dout):
         seen = ch.observe(q, k, v, **options, kernel=kernel, received=True)
         return seen.output, seen.lse, seen.received, ch.gradients(q, k, v, dout, **options, kernel=kernel)
 

@@ -75,7 +75,7 @@ def test_rows_of_different_length_are_each_their_own(make: Any, mask: Any, posit
     attend = module(kv_heads=2, positions=POSITIONS[positions]).double()
     x = torch.randn(3, N, 24, dtype=torch.float64)
     prompt, rest = [7, 3, 1], [[1, 4, 2], [2, 1, 2], [1, 1, 1], [1, 1, 1]]
-    taken, cache, found = [0] * 3, make(), [[], [], []]  # type: ignore[var-annotated]
+    taken, cache, found = [0] * 3, make(), [[], [], []]
     with torch.no_grad():
         for lengths in [prompt, *rest]:
             padded = torch.full((3, max(lengths), 24), 7.0, dtype=torch.float64)
@@ -258,7 +258,7 @@ REFUSED: dict[str, Any] = {
     "max_length: is 7, and 5 positions with 3 more do not fit": (
         lambda: filled(max_length=7).append(X, X, lengths=[2, 3])
     ),
-    "length: is 2.5, expected a whole number or a list of them": lambda: filled().trim(2.5),  # type: ignore[arg-type]
+    "length: is 2.5, expected a whole number or a list of them": lambda: filled().trim(2.5),
     "rows: is [0, 2], expected a list of numbers from 0 to 1": lambda: filled().reorder([0, 2]),
     "rows: is [0, -1], expected a list of numbers from 0 to 1": lambda: filled().reorder([0, -1]),
     "length: is [1], expected a number from 0, or one for each of 2 rows": lambda: filled().trim([1]),

@@ -241,8 +241,8 @@ def test_compiled_in_one_graph_and_exported() -> None:
 
 ONE, TWO = torch.tensor([1]), torch.tensor([[1, 2], [3, 4]])
 REFUSED: dict[str, Any] = {
-    "norm: is 'sandwich', expected 'pre' or 'post'": lambda: TransformerBlock(12, 3, norm="sandwich"),  # type: ignore[arg-type]
-    "activation: is 'relu', expected 'gelu' or 'swiglu'": lambda: FeedForward(12, activation="relu"),  # type: ignore[arg-type]
+    "norm: is 'sandwich', expected 'pre' or 'post'": lambda: TransformerBlock(12, 3, norm="sandwich"),
+    "activation: is 'relu', expected 'gelu' or 'swiglu'": lambda: FeedForward(12, activation="relu"),
     "attention: is given together with window, which it has its own of": (
         lambda: TransformerBlock(12, 3, attention=nn.Identity(), window=3)
     ),
@@ -272,7 +272,7 @@ REFUSED: dict[str, Any] = {
     "seed: is given together with generator, expected one of them": (
         lambda: model().generate(ONE, 2, seed=1, generator=torch.Generator())
     ),
-    "stop: is 'x', expected a whole number or a list of them": lambda: model().generate(ONE, 2, stop="x"),  # type: ignore[arg-type]
+    "stop: is 'x', expected a whole number or a list of them": lambda: model().generate(ONE, 2, stop="x"),
     "caches: are 1, expected one for each of 2 layers": lambda: model()(TWO, caches=[KVCache()]),
     "tokens: has shape (2, 1), expected (batch, at least 2 positions)": lambda: model().loss(TWO[:, :1]),
     "top_k: is 0, expected a whole number of at least 1": lambda: model().generate(ONE, 2, top_k=0),

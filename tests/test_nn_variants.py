@@ -191,9 +191,7 @@ def test_printed_and_refused() -> None:
             lambda: DifferentialAttention(24, 3, kv_heads=2)
         ),
         "positions: is 'alibi', expected rotary(…)": lambda: latent(positions="alibi"),
-        "positions: is 'relative', expected rotary(…)": (
-            lambda: DifferentialAttention(24, 3, positions="relative")  # type: ignore[arg-type]
-        ),
+        "positions: is 'relative', expected rotary(…)": (lambda: DifferentialAttention(24, 3, positions="relative")),
         "cache: is given to attention that is not causal self-attention": (
             lambda: DifferentialAttention(24, 3)(torch.zeros(1, 2, 24), cache=KVCache())
         ),

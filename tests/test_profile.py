@@ -70,7 +70,7 @@ def test_profile_measures_time_and_memory() -> None:
     assert found.stopped is None
     assert [words[0] for words in said] == list(range(6))
     data = json.loads(found.json())
-    assert data["points"][2]["formula"]["seconds"] == found.points[2].formula.seconds  # type: ignore[union-attr]
+    assert data["points"][2]["formula"]["seconds"] == found.points[2].formula.seconds
     assert all(len(line) <= 60 for line in str(found).splitlines())
 
 

@@ -82,3 +82,18 @@ def test_a_call_that_is_refused_is_refused_while_watched() -> None:
     model = Model()
     with pytest.raises(ch.ArgumentError, match="softcap"), ch.watch(model):
         model(torch.zeros(2, 3, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast_leaves_what_pytorch_leaves(dtype: torch.dtype) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    model, x = Model(), torch.randn(1, 2, 5, 8, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = model(x)
+        with ch.watch(model) as seen:
+            watched = model(x)
+    assert len(seen) == 1
+    assert watched.dtype == plain.dtype

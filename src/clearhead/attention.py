@@ -74,7 +74,7 @@ def attention(
             options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
             return autograd.hand_over(attention, (q, k, v), **options, dropout=dropout, kernel=kernel)
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    return problem.restore(_run(choose(problem, kernel)[0], problem).output)
+    return problem.restore(_run(choose(problem, kernel), problem).output)
 
 
 def observe(
@@ -120,7 +120,7 @@ def observe(
             raise ArgumentError("q", "is traced, expected numbers: call observe outside torch.compile and torch.export")
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     problem = replace(problem, want=want(problem.grid, top, received, map, queries, weights))
-    return _run(choose(problem, kernel)[0], problem).each(problem.restore)
+    return _run(choose(problem, kernel), problem).each(problem.restore)
 
 
 def gradients(
@@ -148,7 +148,7 @@ def gradients(
     """
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     dout = _checked_dout(problem, dout)
-    chosen, _ = choose(problem, kernel)
+    chosen = choose(problem, kernel)
     forward, peak, total = chosen.run(problem)
     found = chosen.gradients(problem, dout, forward.output, peak, total)
     given = zip((found.dq, found.dk, found.dv), (q, k, v), strict=True)

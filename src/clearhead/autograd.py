@@ -102,7 +102,7 @@ def _torch_function() -> Any:
             found = Backward.apply(ctx.kernel, ctx.problem, dout, output.detach(), peak, total, q, k, v)
             return None, None, None, None, *found
 
-    class Backward(torch.autograd.Function):  # type: ignore[misc,name-defined]
+    class Backward(torch.autograd.Function):  # type: ignore[misc,name-defined]  # as above
         """A kernel's own backward, which is differentiated no further."""
 
         @staticmethod

@@ -44,8 +44,8 @@ def on_gpu(problem: Problem) -> bool:
     return problem.library.name == "torch" and problem.q.device.type == "cuda"
 
 
-def choose(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str, str]]:
-    """The kernel that runs, and why each other one does not.
+def choose(problem: Problem, name: str | None = None) -> Kernel:
+    """The kernel that runs: the first that does not refuse.
 
     A kernel asked for by name is taken or refuses; it is never replaced.
     """
@@ -54,6 +54,17 @@ def choose(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str,
         reason = kernel.rejects(problem)
         if reason is not None:
             raise KernelRefused(name, reason)
+        return kernel
+    for kernel, _ in preference(problem):
+        if kernel.rejects(problem) is None:
+            return kernel
+    return compare(problem)[0]  # which says why there is none
+
+
+def compare(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str, str]]:
+    """The kernel that runs, and why each other one does not."""
+    if name is not None:
+        kernel = choose(problem, name)
         return kernel, {other.name: f"{name!r} was asked for" for other in KERNELS if other is not kernel}
     chosen: Kernel | None = None
     others: dict[str, str] = {}

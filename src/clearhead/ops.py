@@ -72,7 +72,7 @@ def posed(
 def attention(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Output, and each row's peak and total, from which `attention_backward` recomputes the weights."""
     problem = posed(q, k, v, *options)
-    observed, peak, total = choose(problem, options[-2])[0].run(problem)
+    observed, peak, total = choose(problem, options[-2]).run(problem)
     return problem.restore(observed.output).contiguous(), peak.contiguous(), total.contiguous()
 
 
@@ -107,7 +107,7 @@ def attention_backward(
     problem = posed(q, k, v, *options)
     grid = problem.grid
     shape = (*grid.batch, grid.heads, grid.queries, problem.width)
-    kernel = choose(problem, options[-2])[0]
+    kernel = choose(problem, options[-2])
     found = kernel.gradients(problem, dout.reshape(shape), output.reshape(shape), peak, total)
     sinks, learned, learns = options[0], options[1], options[-1]
     dsinks = q.new_empty(0) if found.dsinks is None else found.dsinks.to(sinks.dtype)

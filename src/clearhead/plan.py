@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clearhead.arrays import Array, dtype_name
-from clearhead.choose import choose
+from clearhead.choose import compare
 from clearhead.grid import Grid
 from clearhead.mask import Mask
 from clearhead.positions import Bias
@@ -77,7 +77,7 @@ def plan(
       full matrix   512 MiB, never built
     """
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    chosen, others = choose(problem, kernel)
+    chosen, others = compare(problem, kernel)
     grid = problem.grid
     copies = grid.heads
     for size in grid.batch:

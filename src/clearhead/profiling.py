@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -175,14 +176,14 @@ def profile(
         found = plan(q, k, v, mask=mask)
         if progress is not None:
             progress(2 * done, 2 * len(chosen), f"{found.kernel}, {length:,}")
-        kernel = measure(lambda a=(q, k, v): attention(*a, mask=mask))  # type: ignore[misc]
+        kernel = measure(partial(attention, q, k, v, mask=mask))
         formula = None
         if stopped is None:
             stopped = _stop(points, length, found.matrix_bytes, limit, ends)
         if stopped is None:
             if progress is not None:
                 progress(2 * done + 1, 2 * len(chosen), f"the formula, {length:,}")
-            formula = measure(lambda a=(q, k, v): attention(*a, mask=mask, kernel="dense"))  # type: ignore[misc]
+            formula = measure(partial(attention, q, k, v, mask=mask, kernel="dense"))
         points.append(Point(length, found.matrix_bytes, formula, kernel, found.kernel))
         if time.perf_counter() > ends:
             break
@@ -208,12 +209,12 @@ def _inputs(heads: int, length: int, features: int, dtype: str) -> tuple[np.ndar
 
 def _stop(points: list[Point], length: int, matrix: int, limit: float, ends: float) -> str | None:
     """Why the formula is not to be run at this length, by what it took at the one before."""
-    ran = [point for point in points if point.formula is not None]
+    ran = [(point, point.formula) for point in points if point.formula is not None]
     ratio, took = 4.0, 0.0
-    if ran and ran[-1].formula is not None:
-        last = ran[-1]
-        ratio = max(last.formula.peak / last.matrix, 1.0)  # type: ignore[union-attr]
-        took = last.formula.seconds * (length / last.length) ** 2  # type: ignore[union-attr]
+    if ran:
+        last, formula = ran[-1]
+        ratio = max(formula.peak / last.matrix, 1.0)
+        took = formula.seconds * (length / last.length) ** 2
     if matrix * ratio > limit:
         needed, free = quantity(matrix * ratio, 1024, "B"), quantity(limit, 1024, "B")
         return f"the formula stops before {length:,}: it would hold about {needed}, and may hold {free}"

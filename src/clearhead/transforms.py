@@ -24,12 +24,14 @@ def active() -> bool:
 
 def transformed(*inputs: Any) -> Any:
     """The operator, by way of a function that transforms can follow."""
-    return Attention.apply(*inputs) if active() else attention(*inputs)  # type: ignore[no-untyped-call]
+    apply: Any = Attention.apply
+    return apply(*inputs) if active() else attention(*inputs)
 
 
 def transformed_backward(*inputs: Any) -> Any:
     """Its backward, in the same way."""
-    return Backward.apply(*inputs) if active() else attention_backward(*inputs)  # type: ignore[no-untyped-call]
+    apply: Any = Backward.apply
+    return apply(*inputs) if active() else attention_backward(*inputs)
 
 
 def ahead(tensor: Tensor, axis: int | None, size: int, rank: int) -> Tensor:

@@ -8,7 +8,7 @@ import tokenize
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def read_npz(option: str, path: Path) -> dict[str, Any]:
                 name = next((name for name in spellings if name in names), None)
                 if name is not None:
                     with archive.open(names[name]) as member:
-                        found[role] = _array(option, f"{path}: {name}", member, names[name].file_size)  # type: ignore[arg-type]
+                        found[role] = _array(option, f"{path}: {name}", member, names[name].file_size)
     except OSError as error:
         raise ArgumentError(option, f"cannot read {path}: {error.strerror or error}") from None
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, ValueError, zlib.error) as error:
@@ -60,7 +60,7 @@ def read_npz(option: str, path: Path) -> dict[str, Any]:
     return _whole(option, path, found)
 
 
-def _array(option: str, name: str, file: BinaryIO, size: int) -> np.ndarray:
+def _array(option: str, name: str, file: IO[bytes], size: int) -> np.ndarray:
     """One array in NumPy's format, after a look at what it says it holds."""
     try:
         version = np.lib.format.read_magic(file)

@@ -90,7 +90,7 @@ def forward(
     cut = cut or CUTS[width]
     groups = 16 if top <= 8 else 32
     form = Form(width, causal_offset is not None, window is not None, softcap is not None, entropy, top, groups)
-    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # PyTorch gives it no types
         attend[(-(-queries // (cut.rows * cut.consumers)), heads, batch)](
             described(q, queries, cut.rows),
             described(k, keys, cut.columns),

@@ -101,7 +101,7 @@ def look(
         width, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map), pooled,
         bool(top), queries % count == 0,
     )  # fmt: skip
-    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # PyTorch gives it no types
         lay_out[(count * each, batch * heads)](
             done.peak, done.total, done.level if top else done.peak, shifts, large,
             queries, queries - (queries if received is None else received), count, each, queries // count,

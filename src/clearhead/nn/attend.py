@@ -37,6 +37,20 @@ def probability(argument: str, value: Any) -> float:
     return float(value)
 
 
+def grouped(kv_heads: int | None, num_heads: int) -> int:
+    """The heads of keys, checked: as many as of queries unless given."""
+    heads = size("kv_heads", num_heads if kv_heads is None else kv_heads)
+    if num_heads % heads:
+        raise ArgumentError("kv_heads", f"is {kv_heads}, expected a number that divides num_heads, {num_heads}")
+    return heads
+
+
+def check_sequence(x: Tensor, embed_dim: int) -> None:
+    """Refuse what is not (batch, positions, embed_dim)."""
+    if x.ndim != 3 or x.shape[-1] != embed_dim:
+        raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected (batch, positions, {embed_dim})")
+
+
 def size(argument: str, value: Any, least: int = 1) -> int:
     """A size, checked."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

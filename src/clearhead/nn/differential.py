@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ArgumentError
-from clearhead.nn.attend import attend, probability, size
+from clearhead.nn.attend import attend, check_sequence, grouped, probability, size
 from clearhead.nn.cache import KVCache, begun, held_by
 from clearhead.nn.places import query_places, visible
 from clearhead.nn.rotary import Turn
@@ -55,9 +55,7 @@ class DifferentialAttention(nn.Module):
             raise ArgumentError(
                 "num_heads", f"is {num_heads}, expected a number of which twice divides embed_dim, {embed_dim}"
             )
-        self.kv_heads = size("kv_heads", num_heads if kv_heads is None else kv_heads)
-        if num_heads % self.kv_heads:
-            raise ArgumentError("kv_heads", f"is {kv_heads}, expected a number that divides num_heads, {num_heads}")
+        self.kv_heads = grouped(kv_heads, num_heads)
         self.head_dim = embed_dim // num_heads // 2
         self.depth = size("depth", depth)
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * (depth - 1)) if lambda_init is None else float(lambda_init)
@@ -99,8 +97,7 @@ class DifferentialAttention(nn.Module):
         With `observe` the result is (output, (`Observed`, `Observed`)): of the softmax that is added, and of the one
         that is taken away.
         """
-        if x.ndim != 3 or x.shape[-1] != self.embed_dim:
-            raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected (batch, positions, {self.embed_dim})")
+        check_sequence(x, self.embed_dim)
         queries, d = x.shape[1], self.head_dim
         q, k, v = (
             project(x).unflatten(-1, (-1, 2 * d)).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ArgumentError
-from clearhead.nn.attend import attend, probability, size
+from clearhead.nn.attend import attend, check_sequence, probability, size
 from clearhead.nn.cache import KVCache, begun, held_by
 from clearhead.nn.places import query_places, visible
 from clearhead.nn.rotary import Turn
@@ -91,8 +91,7 @@ class LatentAttention(nn.Module):
         observe: Mapping[str, Any] | None = None,
     ) -> Any:
         """x (batch, T, embed_dim); the arguments are those of `MultiHeadAttention`."""
-        if x.ndim != 3 or x.shape[-1] != self.embed_dim:
-            raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected (batch, positions, {self.embed_dim})")
+        check_sequence(x, self.embed_dim)
         queries = x.shape[1]
         places = query_places(begun(cache), queries, x)
         q = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))

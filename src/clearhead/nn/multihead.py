@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ArgumentError
 from clearhead.mask import Mask
-from clearhead.nn.attend import attend, probability, size
+from clearhead.nn.attend import attend, grouped, probability, size
 from clearhead.nn.cache import KVCache, begun, held_by
 from clearhead.nn.places import Held, query_places, visible
 from clearhead.nn.rotary import Turn
@@ -67,9 +67,7 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.embed_dim, self.num_heads = size("embed_dim", embed_dim), size("num_heads", num_heads)
-        self.kv_heads = size("kv_heads", num_heads if kv_heads is None else kv_heads)
-        if num_heads % self.kv_heads:
-            raise ArgumentError("kv_heads", f"is {kv_heads}, expected a number that divides num_heads, {num_heads}")
+        self.kv_heads = grouped(kv_heads, num_heads)
         if head_dim is None and embed_dim % num_heads:
             raise ArgumentError("num_heads", f"is {num_heads}, expected a number that divides embed_dim, {embed_dim}")
         self.head_dim = size("head_dim", embed_dim // num_heads if head_dim is None else head_dim)

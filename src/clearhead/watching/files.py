@@ -64,7 +64,8 @@ def load(path: str | os.PathLike[str]) -> Seen:
     try:
         with safetensors.safe_open(name, "numpy") as file:
             about = file.metadata() or {}
-            arrays = {key: file.get_tensor(key) for key in file.keys()} if about.get("format") == FORMAT else None  # noqa: SIM118
+            names = file.keys()
+            arrays = {key: file.get_tensor(key) for key in names} if about.get("format") == FORMAT else None
     except (OSError, safetensors.SafetensorError) as error:
         raise ArgumentError("path", f"cannot read {name}: {error}") from None
     if arrays is None:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.autograd import autocast
 from clearhead.watching.given import Given
 
 # the function as users and as other libraries call it
@@ -53,10 +54,7 @@ def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, float]:
     heads, key_heads = (t.shape[-3] if t.ndim > 2 else 1 for t in (q, k))
     if heads != key_heads and key_heads != 1 and not call["enable_gqa"]:
         raise ValueError("query and key have different numbers of heads, and enable_gqa is not set")
-    kind = q.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        q, k, v = (t.to(dtype) if t.is_floating_point() else t for t in (q, k, v))
+    q, k, v = autocast(q, k, v)
     boolean = mask is not None and mask.dtype == torch.bool
     given = Given(
         q,

@@ -59,9 +59,9 @@ class Summary:
             yield Text(f"missed {name or 'the model'}: {why}")
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=80, highlight=False)
-        console.print(self)
-        return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines())  # type: ignore[attr-defined]
+        page = io.StringIO()
+        Console(file=page, width=80, highlight=False).print(self)
+        return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
 
     __repr__ = __str__
 
