@@ -9,6 +9,8 @@ with all threads, on contiguous float32 tensors of batch 1 and 8 heads.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import math
 import platform
@@ -244,6 +246,8 @@ def observation(report: Report) -> None:
 
 def resident() -> int:
     """Bytes of memory in use now; the highest since then is `peak_resident`."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier sections freed would go back meanwhile, and hide what is taken
     Path("/proc/self/clear_refs").write_text("5")
     return status("VmRSS")
 
