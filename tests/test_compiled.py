@@ -162,6 +162,8 @@ def test_every_width_and_tail(width: int) -> None:
 
 def test_memory_of_its_own_is_counted() -> None:
     q, k, v = arrays(4, 1000, 1000, 64)
-    ch.attention(q, k, v, kernel="compiled")
-    packed = 2 * k.nbytes
-    assert packed <= module.compiled.used <= 2 * packed
+    one_head = 2 * k.nbytes // 4
+    for threads in (1, 2):
+        ch.set_threads(threads)
+        ch.attention(q, k, v, kernel="compiled")
+        assert threads * one_head <= module.compiled.used <= 2 * threads * one_head

@@ -140,17 +140,20 @@ class Running:
 
     def view(self, array: Array) -> Any:
         """An array's address and strides, broadcast to (batch, heads, rows, columns)."""
-        if is_torch(array):
-            array = array.detach()
-            address, item = array.data_ptr(), array.element_size()
-            strides = [stride * item for stride in array.stride()]
+        if type(array) is np.ndarray:
+            address, strides, item = at(array), list(array.strides), 1
         else:
-            address, strides = at(array), list(array.strides)
+            address, strides, item = array.data_ptr(), list(array.stride()), array.element_size()
         self.kept.append(array)
         shape = list(array.shape)
         if self.batch == 1 and len(shape) >= 3:
-            last = [0 if size == 1 else stride for size, stride in zip(shape[-3:], strides[-3:], strict=True)]
-            return native.View(address, TYPES[dtype_name(array)], ONE_ROW, *last)
+            head, row, column = strides[-3:]
+            heads, rows, columns = shape[-3:]
+            return native.View(
+                address, TYPES[dtype_name(array)], ONE_ROW,
+                head * item if heads != 1 else 0, row * item if rows != 1 else 0, column * item if columns != 1 else 0,
+            )  # fmt: skip
+        strides = [stride * item for stride in strides]
         rank = len(self.grid.batch) + 3
         shape, strides = [1] * (rank - len(shape)) + shape, [0] * (rank - len(strides)) + strides
         strides = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
@@ -258,8 +261,10 @@ class Running:
         problem, call, grid = self.problem, self.call, self.grid
         output = self.output_like(problem.q, (*grid.batch, grid.heads, grid.queries, problem.width))
         call.out = self.view(output)
-        lse, peak, total = (self.empty(grid.queries) for _ in range(3))
-        call.lse, call.peak, call.total = (at(a) for a in (lse, peak, total))
+        rows = np.empty((3, *grid.batch, grid.heads, grid.queries), self.dtype)
+        start, each = at(rows), rows.nbytes // 3
+        call.lse, call.peak, call.total = start, start + each, start + 2 * each
+        lse, peak, total = map(self.given, rows)
         found: dict[str, Any] = {"max_score": None, "entropy": None}
         if problem.want is not None:
             found = self.want(problem.want)
@@ -269,9 +274,9 @@ class Running:
         if "queries" in found:  # in the order asked for, and as often
             indices, rows = found["queries"]
             found["queries"] = Rows(indices, np.ascontiguousarray(rows[..., self.picks, :]))
-        found = {name: self.given(value) for name, value in found.items()}
-        observed = Observed(output=output, lse=self.given(lse), kernel="compiled", **found)
-        return Ran(observed, self.given(peak), self.given(total))
+        if problem.want is not None:
+            found = {name: self.given(value) for name, value in found.items()}
+        return Ran(Observed(output=output, lse=lse, kernel="compiled", **found), peak, total)
 
     def want(self, want: Want) -> dict[str, Any]:
         """Room for what is wanted, told to the kernel."""

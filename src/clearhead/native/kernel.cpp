@@ -11,70 +11,106 @@
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-constexpr int64_t kPackedBytes = 16 << 20;  // keys and values that are packed at a time, all threads together
+constexpr int64_t kKeptBytes = 16 << 20;    // packed keys and values that are kept for the next call, at most
 constexpr int64_t kPackStep = 16 * kTile;   // keys that one task packs
 constexpr int64_t kSplitHeads = 8;           // heads that are differentiated at a time; fewer are split by keys
+constexpr int64_t kSmallPanels = 2;         // panels of queries in a small task
 constexpr int64_t kChunkBlocks = 8;         // blocks of queries that one observer watches, at least
 constexpr int64_t kMostChunks = 32;         // observers of a head: each keeps a number for each key
 
-struct Place { int64_t b, head, first, last; };  // a batch row, a head and some of its queries or keys
+struct Range { int64_t first, last; };
 
-inline void add_places(std::vector<Place>& places, int64_t b, int64_t head, int64_t count, int64_t step) {
-  for (int64_t first = 0; first < count; first += step) places.push_back({b, head, first, std::min(first + step, count)});
+inline std::vector<Range> cut(int64_t count, int64_t step) {
+  std::vector<Range> parts;
+  for (int64_t first = 0; first < count; first += step) parts.push_back({first, std::min(first + step, count)});
+  return parts;
 }
 
-template <class T> void forward_wave(const Call& call, int64_t start, int64_t stop, int threads) {
-  // kept for the next call of this thread: fresh memory costs more than packing does
-  static thread_local std::vector<Packed<T>> packed;
-  if (int64_t(packed.size()) < stop - start) packed.resize(stop - start);
-  Packed<T>* const here = packed.data();
-  std::vector<Place> packing, blocks;
+// The queries of a head, in the order in which they are taken: the last first, which under a causal mask take longest. Of
+// those taken last some are cut small, so that threads end together. An observer needs chunks that depend on the call only.
+template <class T> std::vector<Range> query_blocks(const Call& call) {
+  const int64_t block = kPanels * kPanel<T>, all = (call.queries + block - 1) / block;
+  if (call.wanted.second_look()) return cut(call.queries, std::max(kChunkBlocks, (all + kMostChunks - 1) / kMostChunks) * block);
+  std::vector<Range> blocks = cut(std::min(call.queries, block), kSmallPanels * kPanel<T>);
+  for (int64_t first = block; first < call.queries; first += block) blocks.push_back({first, std::min(first + block, call.queries)});
+  std::reverse(blocks.begin(), blocks.end());
+  return blocks;
+}
+
+// What the threads of one call share, a group being a head of keys and the query heads that read it.
+template <class T> struct Heads {
+  const Call& call;
   const bool watched = call.wanted.second_look();
-  const int64_t block = kPanels * kPanel<T>, all_blocks = (call.queries + block - 1) / block;
-  const int64_t chunk = std::max(kChunkBlocks, (all_blocks + kMostChunks - 1) / kMostChunks) * block;
-  for (int64_t n = start; n < stop; ++n) {
-    const int64_t b = n / call.key_heads, head = n % call.key_heads;
-    here[n - start].resize(call);
-    add_places(packing, b, head, call.keys, kPackStep);
-    for (int64_t h = head * call.group(); h < (head + 1) * call.group(); ++h)
-      add_places(blocks, b, h, call.queries, watched ? chunk : block);
+  const int64_t count = call.batch * call.key_heads;
+  const std::vector<Range> steps = cut(call.keys, kPackStep), blocks = query_blocks<T>(call);
+  const int64_t tasks = int64_t(blocks.size()) * call.group();
+  std::vector<Packed<T>*> packed = std::vector<Packed<T>*>(count);
+  std::vector<std::vector<std::unique_ptr<Observer<T>>>> observers{size_t(watched ? count : 0)};
+  std::atomic<int64_t> observing{0};  // bytes of one group's observers
+
+  explicit Heads(const Call& c) : call(c) {}
+};
+
+// One thread's part: it packs a head's keys and values and goes on to the queries that read them, while they are in its cache.
+template <class T> struct HeadWorker {
+  Heads<T>& all;
+  Packed<T>& own;
+  Workspace<T> work;
+
+  HeadWorker(Heads<T>& heads, Packed<T>& room) : all(heads), own(room), work(heads.call) {}
+
+  void begin(int64_t n) {
+    own.resize(all.call);
+    all.packed[n] = &own;
+    if (all.watched) all.observers[n].resize(all.tasks);
   }
-  std::vector<std::unique_ptr<Observer<T>>> observers(watched ? blocks.size() : 0);
-  const int64_t packs = int64_t(packing.size());
-  parallel(packs + int64_t(blocks.size()), threads, [&] {
-    return [&, work = Workspace<T>(call)](int64_t task) mutable {
-      if (task < packs) {
-        const Place& p = packing[task];
-        here[p.b * call.key_heads + p.head - start].pack(call, p.b, p.head, p.first, p.last - p.first, work.scratch.data());
-        return;
-      }
-      const size_t n = blocks.size() - 1 - size_t(task - packs);  // under a causal mask the last are the longest: they go first
-      const Place& p = blocks[n];
-      const Packed<T>& keys = here[p.b * call.key_heads + p.head / call.group() - start];
-      if (watched) observers[n] = std::make_unique<Observer<T>>(call, p.b, p.head, p.first, p.last);
-      for (int64_t first = p.first; first < p.last; first += block)
-        forward_block<T>(call, keys, p.b, p.head, first, std::min(first + block, p.last), work,
-                         watched ? observers[n].get() : nullptr);
-    };
-  }, packs);
-  int64_t bytes = std::min<int64_t>(threads, int64_t(blocks.size())) * Workspace<T>(call).bytes();
-  int64_t kept = 0;
-  for (int64_t n = 0; n < stop - start; ++n) kept += here[n].bytes();
-  bytes += kept;
-  for (auto& observer : observers) {
-    observer->add();
-    bytes += observer->bytes();
+
+  void prepare(int64_t n, int64_t step) {
+    const Range keys = all.steps[step];
+    all.packed[n]->pack(all.call, n / all.call.key_heads, n % all.call.key_heads, keys.first, keys.last - keys.first, work.scratch.data());
   }
-  call.uses(bytes);
-  if (kept > kPackedBytes) std::vector<Packed<T>>().swap(packed);  // a long sequence is not held on to
-}
+
+  void run(int64_t n, int64_t task) {
+    const int64_t many = int64_t(all.blocks.size()), block = kPanels * kPanel<T>;
+    const int64_t b = n / all.call.key_heads, h = n % all.call.key_heads * all.call.group() + task / many;
+    const Range queries = all.blocks[task % many];
+    Observer<T>* observer = nullptr;
+    if (all.watched) {
+      all.observers[n][task] = std::make_unique<Observer<T>>(all.call, b, h, queries.first, queries.last);
+      observer = all.observers[n][task].get();
+    }
+    for (int64_t first = queries.first; first < queries.last; first += block)
+      forward_block<T>(all.call, *all.packed[n], b, h, first, std::min(first + block, queries.last), work, observer);
+  }
+
+  // All queries of a group are done: what was summed over chunks of them is added up in their order.
+  void end(int64_t n) {
+    if (!all.watched) return;
+    int64_t bytes = 0;
+    for (auto& observer : all.observers[n]) {
+      observer->add();
+      bytes += observer->bytes();
+      observer.reset();
+    }
+    all.observing = bytes;
+  }
+};
 
 template <class T> void forward_as(const Call& call, int threads) {
   if (decodes(call)) return decode<T>(call, threads);
-  const int64_t heads = call.batch * call.key_heads;
-  const int64_t bytes = call.keys * (rounded(call.features, kRows) + rounded(call.width, kRows)) * int64_t(sizeof(T));
-  const int64_t wave = std::max<int64_t>(1, kPackedBytes / std::max<int64_t>(bytes, 1));
-  for (int64_t start = 0; start < heads; start += wave) forward_wave<T>(call, start, std::min(start + wave, heads), threads);
+  Heads<T> heads(call);
+  const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(threads, heads.count * heads.tasks));
+  // kept for the next call of this thread: fresh memory costs more than packing does
+  static thread_local std::vector<Packed<T>> rooms;
+  if (int64_t(rooms.size()) < workers) rooms.resize(workers);
+  Packed<T>* const room = rooms.data();
+  parallel_groups(heads.count, int64_t(heads.steps.size()), heads.tasks, int(workers),
+                  [&](int64_t worker) { return HeadWorker<T>(heads, room[worker]); });
+  if (heads.count)
+    call.uses(workers * Workspace<T>(call).bytes() + std::min(workers, heads.count) * (heads.packed[0]->bytes() + heads.observing));
+  int64_t kept = 0;
+  for (auto& packed : rooms) kept += packed.bytes();
+  if (kept > kKeptBytes) std::vector<Packed<T>>().swap(rooms);  // a long sequence is not held on to
 }
 
 void forward(const Call& call, int threads) {
