@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -26,6 +28,8 @@ class Cut:
     registers: int = 240  # of each thread of a consumer
     overlap: bool = True
     turns: bool = True
+    apart: bool = False  # the output has a place of its own in shared memory, so that the next queries come early
+    persistent: bool = False  # as many programs as there are processors, each with several blocks of queries
 
 
 # by head_dim, what 64k registers and 227 KB of shared memory hold
@@ -47,6 +51,27 @@ class Form:
     entropy: bool
     top: int = 0
     groups: int = 16
+    spans: bool = False  # each query has a first and a last key of its own
+    alibi: bool = False
+    offsets: bool = False  # each batch row has its own position of query 0
+
+
+class Alibi(NamedTuple):
+    """score − slope · |query + offset − key|: a slope for each head, in the unit of products (of scores if capped)."""
+
+    slopes: torch.Tensor
+    offset: Any  # a number, or a tensor of one for each batch row
+
+
+class Spans(NamedTuple):
+    """The keys that each query sees, where that differs in other ways than by its place: one run of keys for each."""
+
+    edges: torch.Tensor  # (1 or B, T, 2): the first key and the one after the last, from `start` on
+    ranges: torch.Tensor  # (1 or B, blocks, 4): what `tiles_seen` gives, for a cut
+    cut: Cut
+    start: int  # keys before it, and from `stop` on, are seen by no query
+    stop: int
+    hidden: torch.Tensor | None  # (1 or B, 1, stop − start, 1), True for keys between that no query sees
 
 
 class Done(NamedTuple):
@@ -70,37 +95,90 @@ def forward(
     entropy: bool = False,
     top: int = 0,
     cut: Cut | None = None,
+    alibi: Alibi | None = None,
+    spans: Spans | None = None,
 ) -> Done:
     """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
 
     Query i sees no key after i + causal_offset, and none before i + causal_offset − window. A row that sees nothing has
-    output 0, peak −inf and total 0.
+    output 0, peak −inf and total 0. With `spans` it sees those keys instead.
     """
     batch, heads, queries, width = q.shape
     upper = causal_offset or 0
     # keys that nobody sees are left out: they may hold anything
     start = 0 if window is None else max(upper - window, 0)
     stop = k.shape[2] if causal_offset is None else min(k.shape[2], queries + upper)
+    if spans is not None:
+        start, stop = spans.start, spans.stop
     k, v, keys, upper = k[:, :, start:], v[:, :, start:], stop - start, upper - start
+    if spans is not None and spans.hidden is not None:
+        v = v[:, :, :keys].masked_fill(spans.hidden, 0.0)
     output = torch.empty((batch, heads, queries, width), dtype=q.dtype, device=q.device)
     peak, total, weighted, level = torch.empty((4, batch, heads, queries), dtype=torch.float32, device=q.device)
     if keys <= 0 or not peak.numel():
         level = level.fill_(-math.inf) if top else None
         return Done(output.zero_(), peak.fill_(-math.inf), total.zero_(), weighted.zero_() if entropy else None, level)
-    cut = cut or CUTS[width]
+    cut = spans.cut if spans is not None else cut or CUTS[width]
     groups = 16 if top <= 8 else 32
-    form = Form(width, causal_offset is not None, window is not None, softcap is not None, entropy, top, groups)
+    form = Form(width, causal_offset is not None, window is not None or spans is not None, softcap is not None, entropy,
+                top, groups, spans is not None, alibi is not None,
+                alibi is not None and isinstance(alibi.offset, torch.Tensor))  # fmt: skip
+    jobs = -(-queries // (cut.rows * cut.consumers)) * heads * batch
+    edges, ranges, several = (peak, peak, 0) if spans is None else (spans.edges, spans.ranges, len(spans.edges) > 1)
+    slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start)
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # PyTorch gives it no types
-        attend[(-(-queries // (cut.rows * cut.consumers)), heads, batch)](
+        attend[(min(jobs, processors(q.device)) if cut.persistent else jobs,)](
             described(q, queries, cut.rows),
             described(k, keys, cut.columns),
             described(v, keys, cut.columns),
             described(output, queries, cut.rows),
-            peak, total, weighted, level, queries, keys, heads // k.shape[1], upper, upper - (window or 0),
+            peak, total, weighted, level, edges, ranges, slopes, offset, queries, keys, heads, heads // k.shape[1],
+            jobs, upper, upper - (window or 0), int(several),
             scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
             form, cut, num_warps=cut.rows // 16,
         )  # fmt: skip
     return Done(output, peak, total, weighted if entropy else None, level if top else None)
+
+
+def spans_of(starts: np.ndarray, stops: np.ndarray, keys: int, cut: Cut, on: torch.device) -> Spans:
+    """Runs of keys on the device. Starts and stops are (1 or B, T); where start ≥ stop, a query sees nothing."""
+    none = starts >= stops
+    start = int(np.min(np.where(none, keys, starts), initial=keys))
+    stop = int(np.max(np.where(none, 0, stops), initial=0))
+    size = max(stop - start, 0)
+    # a query that sees nothing starts after all keys, and lets no tile be full
+    starts, stops = np.where(none, size, starts - start), np.where(none, 0, stops - start)
+    place = (size + 1) * np.arange(len(starts))[:, None]
+    begun, ended = (np.bincount((a + place).ravel(), minlength=place.size * (size + 1)) for a in (starts, stops))
+    seen = np.cumsum((begun - ended).reshape(len(starts), -1), axis=-1)  # by how many queries, less those that see none
+    hidden = seen[:, :size] + none.sum(-1, keepdims=True) == 0
+    edges = np.stack([starts, stops], axis=-1).astype(np.int32)
+    return Spans(
+        torch.from_numpy(edges).to(on),
+        torch.from_numpy(tile_ranges(starts, stops, size, cut)).to(on),
+        cut,
+        start,
+        stop,
+        torch.from_numpy(hidden[:, None, :, None]).to(on) if hidden.any() else None,
+    )
+
+
+def tile_ranges(starts: np.ndarray, stops: np.ndarray, keys: int, cut: Cut) -> np.ndarray:
+    """(begin, low, high, end) for each block of queries, as `tiles_seen` means them."""
+    rows, columns = cut.rows * cut.consumers, cut.columns
+    pad = ((0, 0), (0, -starts.shape[-1] % rows))
+    starts, stops = (np.pad(a, pad, mode="edge").reshape(len(a), -1, rows) for a in (starts, stops))
+    begin = np.minimum(starts.min(-1), max(keys - 1, 0)) // columns
+    end = np.maximum(-(-stops.max(-1) // columns), begin + 1)
+    low = np.clip(-(-starts.max(-1) // columns), begin, end - 1)
+    high = np.clip(stops.min(-1) // columns, low, end - 1)
+    return np.stack([begin, low, high, end], axis=-1).astype(np.int32)
+
+
+@cache
+def processors(on: torch.device) -> int:
+    """How many programs of this size run side by side."""
+    return torch.cuda.get_device_properties(on).multi_processor_count
 
 
 def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:
