@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -38,6 +38,13 @@ CUTS = {
     128: Cut(stages=3, turns=False),
     256: Cut(columns=64),
 }
+# the same where a block of queries sees few keys, and its beginning and its end would take much of its time
+SHORT = {
+    64: replace(CUTS[64], apart=True, persistent=True),
+    128: Cut(apart=True, persistent=True),
+    256: replace(CUTS[256], persistent=True),
+}
+FEW = 4096  # keys
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class Spans(NamedTuple):
     """The keys that each query sees, where that differs in other ways than by its place: one run of keys for each."""
 
     edges: torch.Tensor  # (1 or B, T, 2): the first key and the one after the last, from `start` on
-    ranges: torch.Tensor  # (1 or B, blocks, 4): what `tiles_seen` gives, for a cut
+    table: torch.Tensor  # (blocks of all batch rows, 8): first query, batch row, and tiles as `block_of` gives them
     cut: Cut
     start: int  # keys before it, and from `stop` on, are seen by no query
     stop: int
@@ -118,21 +125,24 @@ def forward(
     if keys <= 0 or not peak.numel():
         level = level.fill_(-math.inf) if top else None
         return Done(output.zero_(), peak.fill_(-math.inf), total.zero_(), weighted.zero_() if entropy else None, level)
-    cut = spans.cut if spans is not None else cut or CUTS[width]
+    if spans is not None:
+        cut = spans.cut
+    elif cut is None:
+        cut = CUTS[width] if window is None else preferred(width, min(window + 1, keys))
     groups = 16 if top <= 8 else 32
     form = Form(width, causal_offset is not None, window is not None or spans is not None, softcap is not None, entropy,
                 top, groups, spans is not None, alibi is not None,
                 alibi is not None and isinstance(alibi.offset, torch.Tensor))  # fmt: skip
     jobs = -(-queries // (cut.rows * cut.consumers)) * heads * batch
-    edges, ranges, several = (peak, peak, 0) if spans is None else (spans.edges, spans.ranges, len(spans.edges) > 1)
-    slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start)
+    edges, table, several = (peak, peak, 0) if spans is None else (spans.edges, spans.table, len(spans.edges) > 1)
+    slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # PyTorch gives it no types
         attend[(min(jobs, processors(q.device)) if cut.persistent else jobs,)](
             described(q, queries, cut.rows),
             described(k, keys, cut.columns),
             described(v, keys, cut.columns),
             described(output, queries, cut.rows),
-            peak, total, weighted, level, edges, ranges, slopes, offset, queries, keys, heads, heads // k.shape[1],
+            peak, total, weighted, level, edges, table, slopes, offset, queries, keys, heads, heads // k.shape[1],
             jobs, upper, upper - (window or 0), int(several),
             scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
             form, cut, num_warps=cut.rows // 16,
@@ -140,9 +150,17 @@ def forward(
     return Done(output, peak, total, weighted if entropy else None, level if top else None)
 
 
-def spans_of(starts: np.ndarray, stops: np.ndarray, keys: int, cut: Cut, on: torch.device) -> Spans:
+def preferred(width: int, keys: int) -> Cut:
+    """The cut for a head_dim and the number of keys that a query sees."""
+    return (SHORT if keys <= FEW else CUTS)[width]
+
+
+def spans_of(
+    starts: np.ndarray, stops: np.ndarray, keys: int, width: int, on: torch.device, cut: Cut | None = None
+) -> Spans:
     """Runs of keys on the device. Starts and stops are (1 or B, T); where start ≥ stop, a query sees nothing."""
     none = starts >= stops
+    cut = cut or preferred(width, int(np.where(none, 0, stops - starts).sum()) // max(none.size, 1))
     start = int(np.min(np.where(none, keys, starts), initial=keys))
     stop = int(np.max(np.where(none, 0, stops), initial=0))
     size = max(stop - start, 0)
@@ -155,7 +173,7 @@ def spans_of(starts: np.ndarray, stops: np.ndarray, keys: int, cut: Cut, on: tor
     edges = np.stack([starts, stops], axis=-1).astype(np.int32)
     return Spans(
         torch.from_numpy(edges).to(on),
-        torch.from_numpy(tile_ranges(starts, stops, size, cut)).to(on),
+        torch.from_numpy(blocks_of(starts, stops, size, cut)).to(on),
         cut,
         start,
         stop,
@@ -163,16 +181,18 @@ def spans_of(starts: np.ndarray, stops: np.ndarray, keys: int, cut: Cut, on: tor
     )
 
 
-def tile_ranges(starts: np.ndarray, stops: np.ndarray, keys: int, cut: Cut) -> np.ndarray:
-    """(begin, low, high, end) for each block of queries, as `tiles_seen` means them."""
+def blocks_of(starts: np.ndarray, stops: np.ndarray, keys: int, cut: Cut) -> np.ndarray:
+    """The table of `Spans`, blocks with the most tiles first: so the last ones to start are short."""
     rows, columns = cut.rows * cut.consumers, cut.columns
     pad = ((0, 0), (0, -starts.shape[-1] % rows))
     starts, stops = (np.pad(a, pad, mode="edge").reshape(len(a), -1, rows) for a in (starts, stops))
-    begin = np.minimum(starts.min(-1), max(keys - 1, 0)) // columns
-    end = np.maximum(-(-stops.max(-1) // columns), begin + 1)
-    low = np.clip(-(-starts.max(-1) // columns), begin, end - 1)
-    high = np.clip(stops.min(-1) // columns, low, end - 1)
-    return np.stack([begin, low, high, end], axis=-1).astype(np.int32)
+    base = np.minimum(starts.min(-1), keys - 1)
+    end = np.maximum(-(-(stops.max(-1) - base) // columns), 1)
+    low = np.clip(-(-(starts.max(-1) - base) // columns), 0, end - 1)
+    high = np.clip((stops.min(-1) - base) // columns, low, end - 1)
+    batch, block = np.indices(base.shape)
+    table = np.stack([block * rows, batch, base, low, high, end, end, end], axis=-1).reshape(-1, 8).astype(np.int32)
+    return table[np.argsort(-table[:, 5], kind="stable")]
 
 
 @cache

@@ -53,47 +53,47 @@ PRODUCER_REGISTERS = gl.constexpr(24)
 
 
 @gluon.jit
-def block_of(job, sizes, CUT: gl.constexpr):
-    """The first query, head and batch row of a job."""
-    queries, _, heads, _, _ = sizes
-    ROWS: gl.constexpr = CUT.value.rows * CUT.value.consumers
-    blocks = (queries + ROWS - 1) // ROWS
-    # the last queries of a causal head see the most keys: they go first, and one head after another shares its keys
-    block = blocks - 1 - job % blocks
-    number = job // blocks
-    return block * ROWS, number % heads, number // heads
+def block_of(job, sizes, bounds, FORM: gl.constexpr, CUT: gl.constexpr):
+    """A job: its first query, head and batch row; and its tiles (base, low, high, end).
 
-
-@gluon.jit
-def tiles_seen(first, batch, sizes, bounds, FORM: gl.constexpr, CUT: gl.constexpr):
-    """The tiles [begin, end) hold the keys that some query of a block may see; in [low, high) every query sees all."""
-    queries, keys, _, _, _ = sizes
-    upper, lower, _, ranges, several = bounds
+    Tile t holds keys base + t · columns and on. Those below `end` hold what some query of the block sees, and of those
+    in [low, high) every query sees all. A block that sees nothing still has one tile, all of it masked.
+    """
+    queries, keys, heads, _, _ = sizes
+    upper, lower, _, table, several = bounds
     ROWS: gl.constexpr = CUT.value.rows * CUT.value.consumers
     N: gl.constexpr = CUT.value.columns
-    begin = 0
-    low = 0
-    high = keys // N
-    end = keys
+    blocks = (queries + ROWS - 1) // ROWS
     if FORM.value.spans:
-        blocks = (queries + ROWS - 1) // ROWS
-        place = ranges + 4 * (batch * several * blocks + first // ROWS)
-        begin = gl.load(place)
-        low = gl.load(place + 1)
-        high = gl.load(place + 2)
-        end = gl.load(place + 3)
+        batches = sizes[4] // (heads * blocks)
+        each = gl.where(several != 0, heads, heads * batches)
+        entry = table + 8 * (job // each)
+        head = job % heads
+        batch = gl.where(several != 0, gl.load(entry + 1), job % each // heads)
+        first = gl.load(entry)
+        base = gl.load(entry + 2)
+        low = gl.load(entry + 3)
+        high = gl.load(entry + 4)
+        end = gl.load(entry + 5)
     else:
+        # the last queries of a causal head see the most keys: they go first, and one head after another shares its keys
+        first = (blocks - 1 - job % blocks) * ROWS
+        head = job // blocks % heads
+        batch = job // blocks // heads
+        base = 0
+        low = 0
+        whole = keys  # all queries see the keys before it
+        stop = keys
         if FORM.value.upper:
-            high = gl.minimum(keys, gl.maximum(first + upper + 1, 0)) // N
-            end = gl.minimum(keys, gl.maximum(first + ROWS + upper, 0))
+            whole = gl.minimum(keys, first + upper + 1)
+            stop = gl.minimum(keys, first + ROWS + upper)
         if FORM.value.lower:
-            begin = gl.minimum(gl.maximum(first + lower, 0), keys - 1) // N
-            low = (gl.maximum(first + ROWS - 1 + lower, 0) + N - 1) // N
-        # a block that sees nothing still walks over one tile, all of it masked
-        end = gl.maximum((end + N - 1) // N, begin + 1)
-        low = gl.minimum(gl.maximum(low, begin), end - 1)
-        high = gl.maximum(gl.minimum(high, end - 1), low)
-    return begin, low, high, end
+            base = gl.minimum(gl.maximum(first + lower, 0), keys - 1)
+            low = (gl.maximum(first + ROWS - 1 + lower, 0) - base + N - 1) // N
+        end = gl.maximum((stop - base + N - 1) // N, 1)
+        low = gl.minimum(low, end - 1)
+        high = gl.maximum(gl.minimum((whole - base) // N, end - 1), low)
+    return first, head, batch, (base, low, high, end)
 
 
 @gluon.jit
@@ -102,19 +102,18 @@ def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
     q_rows, k_rows, v_rows, sizes, bounds, q_ring, k_ring, v_ring = load
     ROWS: gl.constexpr = CUT.value.rows
     CONSUMERS: gl.constexpr = CUT.value.consumers
-    group = sizes[3]
     done = 0
-    round = 0
     for job in range(gl.program_id(0), sizes[4], gl.num_programs(0)):
-        first, head, batch = block_of(job, sizes, CUT)
-        begin, _, _, end = tiles_seen(first, batch, sizes, bounds, FORM, CUT)
-        place = (batch, head // group)
-        for step in range(done, done + end - begin):
-            tile = end - 1 - (step - done)
+        first, head, batch, tiles = block_of(job, sizes, bounds, FORM, CUT)
+        base, _, _, end = tiles
+        round = job // gl.num_programs(0)
+        place = (batch, head // sizes[3])
+        for step in range(done, done + end):
+            key = base + (done + end - 1 - step) * CUT.value.columns
             slot = step % CUT.value.stages
             phase = ((step // CUT.value.stages) & 1) ^ 1
             mbarrier.wait(k_ring[2].index(slot), phase)
-            copy_tile(k_rows, place, tile, k_ring, step, CUT)
+            copy_tile(k_rows, place, key, k_ring, step, CUT)
             if step == done:
                 for index in gl.static_range(CONSUMERS):
                     mbarrier.wait(q_ring[2].index(index), (round & 1) ^ 1)
@@ -123,9 +122,8 @@ def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
                     coordinates = [batch, head, first + index * ROWS, 0]
                     tma.async_copy_global_to_shared(q_rows, coordinates, full, q_ring[0].index(index))
             mbarrier.wait(v_ring[2].index(slot), phase)
-            copy_tile(v_rows, place, tile, v_ring, step, CUT)
-        done += end - begin
-        round += 1
+            copy_tile(v_rows, place, key, v_ring, step, CUT)
+        done += end
 
 
 @gluon.jit
@@ -168,48 +166,48 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     """Attention of one consumer's queries of each block."""
     sizes = work[2]
     done = 0
-    round = 0
     for job in range(gl.program_id(0), sizes[4], gl.num_programs(0)):
-        done = attend_block(job, done, round, work, INDEX, FORM, CUT)
-        round += 1
+        done = attend_block(job, done, work, INDEX, FORM, CUT)
     tma.store_wait(0)
 
 
 @gluon.jit
-def limits(row, place, keys, bounds, FORM: gl.constexpr):
-    """The first key that each query sees, and the one after the last."""
-    upper, lower, edges, _, _ = bounds
+def seen_by(row, batch, base, sizes, bounds, FORM: gl.constexpr):
+    """The first key that each query sees, and the one after the last, counted from `base`."""
+    upper, lower, edges, _, several = bounds
+    queries = sizes[0]
     start = row + lower
-    stop = gl.full(row.shape, 0, gl.int32, row.type.layout) + keys
+    stop = gl.full(row.shape, 0, gl.int32, row.type.layout) + sizes[1]
     if FORM.value.spans:
-        start = gl.load(edges + 2 * place)
-        stop = gl.load(edges + 2 * place + 1)
+        place = 2 * ((batch * several).to(gl.int64) * queries + gl.minimum(row, queries - 1))
+        start = gl.load(edges + place)
+        stop = gl.load(edges + place + 1)
     elif FORM.value.upper:
         stop = gl.minimum(stop, row + upper + 1)
-    return start, stop
+    return start - base, stop - base
 
 
 @gluon.jit
-def attend_block(job, done, round, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
+def attend_block(job, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     """Attention of one consumer's queries of a block, from the first product to what is stored."""
     o_rows, outputs, sizes, bounds, numbers, alibi, q_ring, o_block, rings, turns = work
     ROWS: gl.constexpr = CUT.value.rows
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, FORM.value.width, 16])
-    queries, keys, heads, _, _ = sizes
+    queries, _, heads, _, _ = sizes
     k_ring, v_ring = rings
-    first, head, batch = block_of(job, sizes, CUT)
-    begin, low, high, end = tiles_seen(first, batch, sizes, bounds, FORM, CUT)
+    first, head, batch, tiles = block_of(job, sizes, bounds, FORM, CUT)
+    base, low, high, end = tiles
     first += INDEX * ROWS
     row = first + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
-    start, stop = limits(row, batch * bounds[4] * queries + gl.minimum(row, queries - 1), keys, bounds, FORM)
+    start, stop = seen_by(row, batch, base, sizes, bounds, FORM)
     position = row
     slope = 0.0
     if FORM.value.alibi:
         offset = alibi[1]
         if FORM.value.offsets:
             offset = gl.load(offset + batch)
-        position = row + offset
+        position = row + offset - base
         slope = gl.load(alibi[0] + head)
     numbers = (numbers[0], numbers[1], numbers[2], slope)
     sees = (start, stop, position)
@@ -223,7 +221,7 @@ def attend_block(job, done, round, work, INDEX: gl.constexpr, FORM: gl.constexpr
 
     buffer = q_ring[0].index(INDEX)
     q = buffer.reshape([ROWS, FORM.value.width])
-    mbarrier.wait(q_ring[1].index(INDEX), round & 1)
+    mbarrier.wait(q_ring[1].index(INDEX), (job // gl.num_programs(0)) & 1)
     await_tile(k_ring, done, CUT)
     take_turn(turns, done, INDEX, CUT)
     scores = times_keys(q, tile_of(k_ring, done, CUT), CUT)
@@ -239,13 +237,13 @@ def attend_block(job, done, round, work, INDEX: gl.constexpr, FORM: gl.constexpr
     for step in range(done + end - high, done + end - low):
         state = advance(step, state, q, rings, turns, last, numbers, sees, False, INDEX, FORM, CUT)
     if FORM.value.lower:
-        for step in range(done + end - low, done + end - begin):
+        for step in range(done + end - low, done + end):
             state = advance(step, state, q, rings, turns, last, numbers, sees, True, INDEX, FORM, CUT)
     if CUT.value.apart:
         mbarrier.arrive(q_ring[2].index(INDEX), count=1)
     p, sums, rows = state
     p = as_operand(p, q, sums)
-    done += end - begin
+    done += end
     sums = warpgroup_mma(p, tile_of(v_ring, done - 1, CUT), sums, is_async=True)
     sums, p = warpgroup_mma_wait(0, deps=(sums, p))
     release_tile(v_ring, done - 1, CUT)
@@ -277,9 +275,9 @@ def attend_block(job, done, round, work, INDEX: gl.constexpr, FORM: gl.constexpr
 
 @gluon.jit(
     do_not_specialize=["queries", "keys", "heads", "group", "jobs", "upper", "lower", "several", "offset"],
-    do_not_specialize_on_alignment=["peaks", "totals", "weighteds", "levels", "edges", "ranges", "slopes"],
+    do_not_specialize_on_alignment=["peaks", "totals", "weighteds", "levels", "edges", "table", "slopes"],
 )
-def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, edges, ranges, slopes, offset,
+def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, edges, table, slopes, offset,
            queries, keys, heads, group, jobs, upper, lower, several, scale, softcap, factor,
            FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
     """Attention of blocks of queries, one head each."""
@@ -301,7 +299,7 @@ def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, edg
     fence_async_shared()
 
     sizes = (queries, keys, heads, group, jobs)
-    bounds = (upper, lower, edges, ranges, several)
+    bounds = (upper, lower, edges, table, several)
     q_ring = (q_block, q_full, q_empty)
     work = (o_rows, (peaks, totals, weighteds, levels), sizes, bounds, (scale, softcap, factor), (slopes, offset),
             q_ring, o_block, (k_ring, v_ring), turns)  # fmt: skip

@@ -22,13 +22,13 @@ def new_ring(descriptor, CUT: gl.constexpr):
 
 
 @gluon.jit
-def copy_tile(descriptor, place, tile, ring, step, CUT: gl.constexpr):
-    """Start to copy a tile of keys or values into the ring's slot for this step."""
+def copy_tile(descriptor, place, key, ring, step, CUT: gl.constexpr):
+    """Start to copy a tile of keys or values, from `key` on, into the ring's slot for this step."""
     slot = step % CUT.value.stages
     buffer = ring[0].index(slot)
     full = ring[1].index(slot)
     mbarrier.expect(full, descriptor.block_type.nbytes)
-    coordinates = [place[0], place[1], tile * CUT.value.columns, 0]
+    coordinates = [place[0], place[1], key, 0]
     tma.async_copy_global_to_shared(descriptor, coordinates, full, buffer)
 
 

@@ -77,9 +77,11 @@ def biased_and_masked(scores, first, slope, sees, MASKED: gl.constexpr, FORM: gl
         back = gl.convert_layout(position - first, by_row, assert_trivial=True)[:, None, None] - eighth
         split -= gl.abs(back.to(gl.float32) * slope - eight.to(gl.float32) * slope)
     if MASKED:
-        seen = eight < gl.convert_layout(stop - first, by_row, assert_trivial=True)[:, None, None] - eighth
+        left = gl.convert_layout(stop - first, by_row, assert_trivial=True)[:, None, None] - eighth
+        seen = eight < left
         if FORM.value.lower:
-            seen = seen & (eight >= gl.convert_layout(start - first, by_row, assert_trivial=True)[:, None, None] - eighth)
+            ahead = gl.convert_layout(start - first, by_row, assert_trivial=True)[:, None, None] - eighth
+            seen = seen & (eight >= ahead)
         split = gl.where(seen, split, float("-inf"))
     return gl.convert_layout(gl.reshape(split, [rows, columns]), flat, assert_trivial=True)
 

@@ -60,7 +60,7 @@ def spans_of(call: Call) -> Any:
     width = call.q.shape[-1]
     if ("runs", width) not in call.mask.lists:
         found = runs(call.problem.mask, call.grid)
-        kept = None if found is None else gluon.spans_of(*found, call.grid.keys, gluon.CUTS[width], call.device)
+        kept = None if found is None else gluon.spans_of(*found, call.grid.keys, width, call.device)
         call.mask.lists["runs", width] = kept
     return call.mask.lists["runs", width]
 
