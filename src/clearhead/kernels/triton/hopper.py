@@ -55,12 +55,12 @@ def terms(call: Call) -> Terms | None:
 
 def spans_of(call: Call) -> Any:
     """The run of keys that each query sees, on the device, kept with the mask; None where keys are not in one run."""
-    from clearhead.kernels import gluon
+    from clearhead.kernels import hopper_cuts
 
     width = call.q.shape[-1]
     if ("runs", width) not in call.mask.lists:
         found = runs(call.problem.mask, call.grid)
-        kept = None if found is None else gluon.spans_of(*found, call.grid.keys, width, call.device)
+        kept = None if found is None else hopper_cuts.spans_of(*found, call.grid.keys, width, call.device)
         call.mask.lists["runs", width] = kept
     return call.mask.lists["runs", width]
 
