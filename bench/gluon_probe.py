@@ -190,7 +190,8 @@ def time_all(names: list[str]) -> None:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from clearhead.kernels.gluon import Cut, forward
+    from clearhead.kernels.gluon import forward
+    from clearhead.kernels.hopper_cuts import Cut
 
     def report(name: str, column: str, work: float, call: Callable[[], Any]) -> None:
         try:
