@@ -137,8 +137,8 @@ PARTS = [(name, "bfloat16") for name in CUTS] + [
 
 def check(name: str, part: str) -> list[str]:
     """What one cut gets wrong, over all cases."""
-    from clearhead.kernels.gluon import CUTS as PREFERRED
-    from clearhead.kernels.gluon import Cut
+    from clearhead.kernels.hopper_cuts import CUTS as PREFERRED
+    from clearhead.kernels.hopper_cuts import Cut
 
     problems = []
     for width in (256,) if part == "D=256" else (128, 64):
@@ -190,7 +190,8 @@ def time_all(names: list[str]) -> None:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from clearhead.kernels.gluon import Cut, forward
+    from clearhead.kernels.gluon import forward
+    from clearhead.kernels.hopper_cuts import Cut
 
     def report(name: str, column: str, work: float, call: Callable[[], Any]) -> None:
         try:

@@ -11,7 +11,8 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 
 import numpy as np
@@ -116,6 +117,89 @@ def longer(dtype: str, width: int, name: str, queries: int = 777, keys: int = 10
         assert off <= allowed, f"{what}: off by {float(off):.3g}, allowed {float(allowed):.3g}"
 
 
+ONE_RUN = (
+    "alibi",
+    "alibi, positions by row",
+    "alibi, window and softcap",
+    "window",
+    "window both ways",
+    "documents",
+    "documents by row",
+    "lengths",
+    "prefix",
+    "not the first",
+)
+
+
+@pytest.mark.parametrize(("dtype", "width"), WIDE)
+@pytest.mark.parametrize("name", ONE_RUN)
+def test_one_run_of_keys_for_each_query(dtype: str, width: int, name: str) -> None:
+    one_run(dtype, width, name)
+
+
+def one_run(dtype: str, width: int, name: str, queries: int = 777, keys: int = 1000) -> None:
+    """Hopper's own forward takes these, and more blocks than there are processors; hidden keys hold NaN."""
+    heads, rng = 16, np.random.default_rng()
+    ids = np.sort(rng.integers(0, 6, (2, keys)), axis=-1)
+    options: dict[str, object] = {
+        "alibi": {"bias": ch.alibi(heads)},
+        "alibi, positions by row": {"bias": ch.alibi(heads, offset=[223, 3]), "mask": ch.causal(offset=[223, 3])},
+        "alibi, window and softcap": {"bias": ch.alibi(heads), "mask": ch.window(100), "softcap": 5.0},
+        "window": {"mask": ch.window(100)},
+        "window both ways": {"mask": ch.window(60, 170)},
+        "documents": {"mask": ch.documents(np.arange(keys) // 300) & ch.causal()},
+        "documents by row": {"mask": ch.documents(ids, rng.integers(1, 8, (2, queries)))},
+        "lengths": {"mask": ch.lengths([613, 0])},
+        "prefix": {"mask": ch.prefix([500, 20]) | ch.causal()},
+        "not the first": {"mask": ~ch.lengths([613, 130])},
+    }[name]
+    q = torch.randn((2, heads, queries, width), device="cuda", dtype=getattr(torch, dtype))
+    k, v = (torch.randn((2, 4, keys, width), device="cuda", dtype=q.dtype) for _ in range(2))
+    mask = options.get("mask")
+    if isinstance(mask, ch.Mask):
+        seen = mask.dense(queries, keys, batch=(2,)).any((-3, -2))
+        hidden = torch.from_numpy(~np.broadcast_to(seen, (2, keys))).cuda()[:, None, :, None]
+        k, v = (x.masked_fill(hidden, float("nan")) for x in (k, v))
+    poison(8)
+    with counted() as runs:
+        found = ch.observe(q, k, v, **options, kernel="triton")
+        again = ch.attention(q, k, v, **options, kernel="triton")
+    assert len(runs) == 2 or torch.cuda.get_device_capability()[0] != 9, "not in Hopper's own kernel"
+    true, near = (ch.observe(*(x.to(p) for x in (q, k, v)), **options, kernel="dense") for p in WORKING)
+    for what in ("output", "lse", "max_score", "entropy", "again"):
+        exact, plain = (getattr(x, "output" if what == "again" else what).double() for x in (true, near))
+        got = again if what == "again" else getattr(found, what)
+        finite = torch.isfinite(exact)
+        assert torch.equal(got.double()[~finite], exact[~finite]), f"{what}: infinities differ"
+        plain = plain.to(got.dtype).double()[finite]
+        eps = torch.finfo(got.dtype).eps
+        allowed = 2 * (plain - exact[finite]).abs().max() + keys**0.5 * eps * exact[finite].abs().max()
+        off = (got.double()[finite] - exact[finite]).abs().max()
+        assert off <= allowed, f"{what}: off by {float(off):.3g}, allowed {float(allowed):.3g}"
+
+
+WORKING = (torch.float64, torch.float32)
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """A list that has an entry for each call of Hopper's own forward."""
+    from clearhead.kernels import gluon
+
+    calls: list[int] = []
+    forward = gluon.forward
+
+    def counting(*args: object, **options: object) -> object:
+        calls.append(1)
+        return forward(*args, **options)
+
+    gluon.forward = counting
+    try:
+        yield calls
+    finally:
+        gluon.forward = forward
+
+
 def test_the_same_call_gives_the_same_bits() -> None:
     same_bits()
 
@@ -155,6 +239,8 @@ def work(kernels: list[str]) -> dict[str, tuple[int, Callable[..., object], tupl
     if "triton" in kernels:
         for number, ((dtype, width), name) in enumerate(product(WIDE, LONGER)):
             found[f"longer {dtype} {width} {name}"] = (number, longer, (dtype, width, name))
+        for number, ((dtype, width), name) in enumerate(product(WIDE, ONE_RUN)):
+            found[f"one run {dtype} {width} {name}"] = (number, one_run, (dtype, width, name))
         for number, f in enumerate((same_bits, test_few_queries_over_many_keys, test_gradients_of_sinks)):
             found[f.__name__] = (number, f, ())
     return found

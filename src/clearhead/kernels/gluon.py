@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -11,29 +12,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from clearhead.kernels.hopper import attend
+from clearhead.kernels.hopper_cuts import CUTS, Cut, Spans, preferred
 
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How the work is cut up: `rows` queries a consumer, 16 for each of its warps; `columns` keys a tile."""
-
-    columns: int = 128
-    stages: int = 2  # tiles of keys, and of values, that shared memory holds
-    consumers: int = 2
-    rows: int = 64
-    registers: int = 240  # of each thread of a consumer
-    overlap: bool = True
-    turns: bool = True
-
-
-# by head_dim, what 64k registers and 227 KB of shared memory hold
-CUTS = {
-    64: Cut(consumers=3, registers=160, overlap=False),
-    128: Cut(stages=3, turns=False),
-    256: Cut(columns=64),
-}
 
 
 @dataclass(frozen=True)
@@ -47,6 +28,16 @@ class Form:
     entropy: bool
     top: int = 0
     groups: int = 16
+    spans: bool = False  # each query has a first and a last key of its own
+    alibi: bool = False
+    offsets: bool = False  # each batch row has its own position of query 0
+
+
+class Alibi(NamedTuple):
+    """score − slope · |query + offset − key|: a slope for each head, in the unit of products (of scores if capped)."""
+
+    slopes: torch.Tensor
+    offset: Any  # a number, or a tensor of one for each batch row
 
 
 class Done(NamedTuple):
@@ -70,37 +61,59 @@ def forward(
     entropy: bool = False,
     top: int = 0,
     cut: Cut | None = None,
+    alibi: Alibi | None = None,
+    spans: Spans | None = None,
 ) -> Done:
     """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
 
     Query i sees no key after i + causal_offset, and none before i + causal_offset − window. A row that sees nothing has
-    output 0, peak −inf and total 0.
+    output 0, peak −inf and total 0. With `spans` it sees those keys instead.
     """
     batch, heads, queries, width = q.shape
     upper = causal_offset or 0
     # keys that nobody sees are left out: they may hold anything
     start = 0 if window is None else max(upper - window, 0)
     stop = k.shape[2] if causal_offset is None else min(k.shape[2], queries + upper)
+    if spans is not None:
+        start, stop = spans.start, spans.stop
     k, v, keys, upper = k[:, :, start:], v[:, :, start:], stop - start, upper - start
+    if spans is not None and spans.hidden is not None:
+        v = v[:, :, :keys].masked_fill(spans.hidden, 0.0)
     output = torch.empty((batch, heads, queries, width), dtype=q.dtype, device=q.device)
     peak, total, weighted, level = torch.empty((4, batch, heads, queries), dtype=torch.float32, device=q.device)
     if keys <= 0 or not peak.numel():
         level = level.fill_(-math.inf) if top else None
         return Done(output.zero_(), peak.fill_(-math.inf), total.zero_(), weighted.zero_() if entropy else None, level)
-    cut = cut or CUTS[width]
+    if spans is not None:
+        cut = spans.cut
+    elif cut is None:
+        seen = keys if causal_offset is None else (max(upper, 0) + min(queries + upper, keys)) // 2
+        cut = preferred(width, seen if window is None else min(window, seen))
     groups = 16 if top <= 8 else 32
-    form = Form(width, causal_offset is not None, window is not None, softcap is not None, entropy, top, groups)
+    form = Form(width, causal_offset is not None, window is not None or spans is not None, softcap is not None, entropy,
+                top, groups, spans is not None, alibi is not None,
+                alibi is not None and isinstance(alibi.offset, torch.Tensor))  # fmt: skip
+    jobs = -(-queries // (cut.rows * cut.consumers)) * heads * batch
+    edges, table, several = (peak, peak, 0) if spans is None else (spans.edges, spans.table, len(spans.edges) > 1)
+    slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # PyTorch gives it no types
-        attend[(-(-queries // (cut.rows * cut.consumers)), heads, batch)](
+        attend[(min(jobs, processors(q.device)) if cut.persistent else jobs,)](
             described(q, queries, cut.rows),
             described(k, keys, cut.columns),
             described(v, keys, cut.columns),
             described(output, queries, cut.rows),
-            peak, total, weighted, level, queries, keys, heads // k.shape[1], upper, upper - (window or 0),
+            peak, total, weighted, level, edges, table, slopes, offset, queries, keys, heads, heads // k.shape[1],
+            jobs, upper, upper - (window or 0), int(several),
             scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
             form, cut, num_warps=cut.rows // 16,
         )  # fmt: skip
     return Done(output, peak, total, weighted if entropy else None, level if top else None)
+
+
+@cache
+def processors(on: torch.device) -> int:
+    """How many programs of this size run side by side."""
+    return torch.cuda.get_device_properties(on).multi_processor_count
 
 
 def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:

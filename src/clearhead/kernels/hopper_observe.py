@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from clearhead.kernels.hopper import capped
+from clearhead.kernels.hopper_softmax import capped
 from clearhead.kernels.hopper_top import denominator, offer
 
 LOG2E = gl.constexpr(math.log2(math.e))

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from clearhead.kernels.triton import tuning
 from clearhead.kernels.triton.call import Call, machine
+from clearhead.kernels.triton.device import ALIBI
 from clearhead.kernels.triton.forward import finish_rows
+from clearhead.kernels.triton.rows import runs
 from clearhead.kernels.triton.spans import FAR
 from clearhead.kernels.triton.tuning import cdiv
 from clearhead.observe import Want
@@ -17,11 +19,16 @@ MOST_TOP = 16
 
 
 class Terms(NamedTuple):
-    """Query i sees no key after i + causal_offset, none before i + causal_offset − window, none from `keys` on."""
+    """Query i sees no key after i + causal_offset, none before i + causal_offset − window, none from `keys` on.
+
+    Or, where that does not say it, the run of keys in `spans`.
+    """
 
     keys: int
     causal_offset: int | None
     window: int | None
+    spans: Any = None
+    alibi: Any = None
 
 
 def terms(call: Call) -> Terms | None:
@@ -29,16 +36,33 @@ def terms(call: Call) -> Terms | None:
     problem, form, span = call.problem, call.form, call.mask.span
     if not tuning.GLUON or call.device.type != "cuda" or machine(call.device)[0][0] != 9 or not available():
         return None
-    if form.program is not None or form.span_by_row or problem.bias is not None or problem.dropout is not None:
+    if problem.dropout is not None or call.sinks is not None:
         return None
-    if call.sinks is not None or (span.low > -FAR and span.high >= FAR):
+    if problem.bias is not None and (form.bias != ALIBI.value or (not form.raw and problem.softcap is None)):
         return None
     from clearhead.kernels import gluon
 
     if gluon.refuses(call.q, call.k, call.v, problem.scale) is not None:
         return None
+    alibi = None if problem.bias is None else gluon.Alibi(call.scoring.bias, call.scoring.bias_offset)
+    if form.program is not None or form.span_by_row or (span.low > -FAR and span.high >= FAR):
+        spans = spans_of(call)
+        return None if spans is None else Terms(call.grid.keys, None, None, spans, alibi)
     upper = None if span.high >= FAR else span.high
-    return Terms(span.limit, upper, None if upper is None or span.low <= -FAR else upper - span.low)
+    window = None if upper is None or span.low <= -FAR else upper - span.low
+    return Terms(span.limit, upper, window, None, alibi)
+
+
+def spans_of(call: Call) -> Any:
+    """The run of keys that each query sees, on the device, kept with the mask; None where keys are not in one run."""
+    from clearhead.kernels import hopper_cuts
+
+    width = call.q.shape[-1]
+    if ("runs", width) not in call.mask.lists:
+        found = runs(call.problem.mask, call.grid)
+        kept = None if found is None else hopper_cuts.spans_of(*found, call.grid.keys, width, call.device)
+        call.mask.lists["runs", width] = kept
+    return call.mask.lists["runs", width]
 
 
 @cache
@@ -55,12 +79,13 @@ def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
     """(output, lse, peak, total, largest score, entropy), as `launch.forward` gives them."""
     from clearhead.kernels import gluon
 
-    want = call.problem.want
-    call.done = done = gluon.forward(
+    looked = given.spans is None and given.alibi is None  # again, by those kernels
+    done = gluon.forward(
         call.q, call.k[:, :, : given.keys], call.v[:, :, : given.keys], call.problem.scale,
         causal_offset=given.causal_offset, window=given.window, softcap=call.problem.softcap, entropy=entropy,
-        top=few_top(want),
+        top=few_top(call.problem.want) if looked else 0, alibi=given.alibi, spans=given.spans,
     )  # fmt: skip
+    call.done = done if looked else None
     queries = call.grid.queries
     peak, total = (a.reshape(call.rows, queries) for a in (done.peak, done.total))
     lse = call.empty(queries)
@@ -79,8 +104,10 @@ def few_top(want: Want | None) -> int:
 
 def look_again(call: Call, want: Want) -> dict[str, Any]:
     """What those kernels find of what is wanted, after their own forward; the rest is left to `look.py`."""
+    if call.done is None:
+        return {}
     given = terms(call)
-    if call.done is None or given is None or given.keys != call.grid.keys or not call.grid.keys:
+    if given is None or given.keys != call.grid.keys or not call.grid.keys:
         return {}
     if want.map is not None and call.rows * min(want.map[0], call.grid.queries) * call.grid.keys > MOST:
         return {}

@@ -1,0 +1,138 @@
+"""What Hopper's forward does to a tile of scores: cap, bias, mask, exponentials; and p as an operand."""
+
+from __future__ import annotations
+
+import math
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+LOG2E = gl.constexpr(math.log2(math.e))
+
+
+@gluon.jit
+def capped(scores, scale, softcap):
+    """softcap · tanh(scale · scores / softcap), by an exponential that may overflow and still be right."""
+    doubled = gl.exp2(scores * (scale / softcap * 2 * LOG2E))
+    return softcap - 2 * softcap / (doubled + 1)
+
+
+@gluon.jit
+def rounded_product(x, y):
+    """x · y rounded to float32, never fused into a sum: all that is computed from c·peak must take the same number."""
+    return gl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], gl.float32, True, 1)
+
+
+@gluon.jit
+def soften(scores, tile, rows, numbers, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
+    """p for a tile of scores; what the sums so far shrink by; and of each row the peak, c·peak, Σ p and Σ p log2 p.
+
+    With `top`, also the largest score of each of a few groups of keys, key modulo their number.
+    """
+    peak, shift, total, weighted, best = rows
+    scale, softcap, factor, slope = numbers
+    if FORM.value.softcap:
+        scores = capped(scores, scale, softcap)
+    if MASKED or FORM.value.alibi:
+        scores = biased_and_masked(scores, tile * CUT.value.columns, slope, sees, MASKED, FORM)
+    if FORM.value.top:
+        best = gl.maximum(best, largest_by_group(scores, FORM))
+        new_peak = gl.convert_layout(gl.max(best, 1), peak.type.layout, assert_trivial=True)
+    else:
+        new_peak = gl.maximum(peak, gl.max(scores, 1))
+    new_shift = rounded_product(new_peak, factor)
+    finite = new_shift
+    if MASKED:
+        finite = gl.where(new_peak == float("-inf"), 0.0, new_shift)  # −inf − −inf is no number
+    exponent = scores * factor - finite[:, None]
+    p = gl.exp2(exponent)
+    shrink = gl.exp2(shift - finite)
+    if FORM.value.entropy:
+        terms = p * exponent
+        if MASKED:
+            terms = gl.where(p == 0, 0.0, terms)  # 0 · −inf
+        moved = gl.where(peak == float("-inf"), 0.0, shift - finite)
+        weighted = (weighted + moved * total) * shrink + gl.sum(terms, 1)
+    total = total * shrink + gl.sum(p, 1)
+    return p, shrink, (new_peak, new_shift, total, weighted, best)
+
+
+@gluon.jit
+def biased_and_masked(scores, first, slope, sees, MASKED: gl.constexpr, FORM: gl.constexpr):
+    """Scores less ALiBi's slope times the distance, and −inf for keys that a query does not see.
+
+    Columns are taken as (columns // 8, 8): all of the first axis is one thread's, and so its numbers are written into
+    the instructions. Converted and kept, each column's own would take a register.
+    """
+    start, stop, position = sees
+    flat: gl.constexpr = scores.type.layout
+    rows: gl.constexpr = scores.shape[0]
+    columns: gl.constexpr = scores.shape[1]
+    split = gl.reshape(scores, [rows, columns // 8, 8])
+    layout: gl.constexpr = split.type.layout
+    by_row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout))
+    eighth = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
+    eight = 8 * gl.arange(0, columns // 8, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :, None]
+    if FORM.value.alibi:
+        back = gl.convert_layout(position - first, by_row, assert_trivial=True)[:, None, None] - eighth
+        split -= gl.abs(back.to(gl.float32) * slope - eight.to(gl.float32) * slope)
+    if MASKED:
+        left = gl.convert_layout(stop - first, by_row, assert_trivial=True)[:, None, None] - eighth
+        seen = eight < left
+        if FORM.value.lower:
+            ahead = gl.convert_layout(start - first, by_row, assert_trivial=True)[:, None, None] - eighth
+            seen = seen & (eight >= ahead)
+        split = gl.where(seen, split, float("-inf"))
+    return gl.convert_layout(gl.reshape(split, [rows, columns]), flat, assert_trivial=True)
+
+
+@gluon.jit
+def largest_by_group(scores, FORM: gl.constexpr):
+    """The largest score of each row among the keys of each group: (rows, groups), without a word between threads."""
+    rows: gl.constexpr = scores.shape[0]
+    columns: gl.constexpr = scores.shape[1]
+    return gl.max(gl.reshape(scores, [rows, columns // FORM.value.groups, FORM.value.groups]), 1)
+
+
+@gluon.jit
+def level_of(best, FORM: gl.constexpr):
+    """A score that at least `top` keys of each row reach, and hardly more: −inf where there are fewer groups."""
+    level = gl.max(best, 1)
+    for _ in gl.static_range(FORM.value.top - 1):
+        best = gl.where(best == level[:, None], float("-inf"), best)
+        level = gl.max(best, 1)
+    return level
+
+
+@gluon.jit
+def packed(p, q):
+    """p in q's type, two neighbours in one integer: as single halves a loop would carry it in twice the registers."""
+    rows: gl.constexpr = p.shape[0]
+    columns: gl.constexpr = p.shape[1]
+    even, odd = gl.split(gl.reshape(p, [rows, columns // 2, 2]))
+    name: gl.constexpr = "bf16x2" if q.dtype == gl.bfloat16 else "f16x2"
+    return gl.inline_asm_elementwise("cvt.rn." + name + ".f32 $0, $2, $1;", "=r,f,f", [even, odd], gl.int32, False, 1)
+
+
+@gluon.jit
+def as_operand(pairs, q, sums):
+    """p as the left side of a product, from what `packed` gave."""
+    rows: gl.constexpr = pairs.shape[0]
+    columns: gl.constexpr = pairs.shape[1] * 2
+    types: gl.constexpr = (q.dtype, q.dtype)
+    even, odd = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], types, True, 1)
+    p = gl.reshape(gl.join(even, odd), [rows, columns])
+    return gl.convert_layout(p, gl.DotOperandLayout(0, sums.type.layout, 2), assert_trivial=True)
+
+
+@gluon.jit
+def relative_to_scaled(rows, numbers, FORM: gl.constexpr):
+    """The peak times scale, and for it Σ e^x and Σ x e^x: p was relative to c·peak as rounded, a little off."""
+    peak, shift, total, weighted, _ = rows
+    scale, _, factor, _ = numbers
+    if FORM.value.softcap:
+        scale = 1.0
+    scaled = rounded_product(peak, scale)
+    slip = (peak * scale - scaled) * LOG2E - (peak * factor - shift)  # each a multiply-add: what rounding took away
+    slip = gl.where(peak == float("-inf"), 0.0, slip)
+    return scaled, total * gl.exp2(slip), (weighted + slip * total) * gl.exp2(slip) / LOG2E
