@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from clearhead.kernels.hopper import attend
+from clearhead.kernels.triton.launches import Launches
+from clearhead.kernels.triton.launches import described as descriptor
 
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
@@ -70,36 +73,41 @@ def forward(
     entropy: bool = False,
     top: int = 0,
     cut: Cut | None = None,
+    launch: Launches | None = None,
 ) -> Done:
     """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
 
     Query i sees no key after i + causal_offset, and none before i + causal_offset − window. A row that sees nothing has
-    output 0, peak −inf and total 0.
+    output 0, peak −inf and total 0. Calls with one `launch` are of one kind.
     """
     batch, heads, queries, width = q.shape
     upper = causal_offset or 0
     # keys that nobody sees are left out: they may hold anything
     start = 0 if window is None else max(upper - window, 0)
     stop = k.shape[2] if causal_offset is None else min(k.shape[2], queries + upper)
-    k, v, keys, upper = k[:, :, start:], v[:, :, start:], stop - start, upper - start
+    if start:
+        k, v = k[:, :, start:], v[:, :, start:]
+    keys, upper = stop - start, upper - start
     output = torch.empty((batch, heads, queries, width), dtype=q.dtype, device=q.device)
-    peak, total, weighted, level = torch.empty((4, batch, heads, queries), dtype=torch.float32, device=q.device)
+    rows = torch.empty((4, batch, heads, queries), dtype=torch.float32, device=q.device)
+    peak, total, weighted, level = rows.unbind(0)
     if keys <= 0 or not peak.numel():
-        level = level.fill_(-math.inf) if top else None
-        return Done(output.zero_(), peak.fill_(-math.inf), total.zero_(), weighted.zero_() if entropy else None, level)
+        rows.zero_()
+        least = level.fill_(-math.inf) if top else None
+        return Done(output.zero_(), peak.fill_(-math.inf), total, weighted if entropy else None, least)
     cut = cut or CUTS[width]
     groups = 16 if top <= 8 else 32
     form = Form(width, causal_offset is not None, window is not None, softcap is not None, entropy, top, groups)
-    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # PyTorch gives it no types
-        attend[(-(-queries // (cut.rows * cut.consumers)), heads, batch)](
-            described(q, queries, cut.rows),
-            described(k, keys, cut.columns),
-            described(v, keys, cut.columns),
-            described(output, queries, cut.rows),
-            peak, total, weighted, level, queries, keys, heads // k.shape[1], upper, upper - (window or 0),
-            scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
-            form, cut, num_warps=cut.rows // 16,
-        )  # fmt: skip
+    (launch or Launches())(
+        ("attend", entropy, top), attend, (-(-queries // (cut.rows * cut.consumers)), heads, batch),
+        described(q, queries, cut.rows),
+        described(k, keys, cut.columns),
+        described(v, keys, cut.columns),
+        described(output, queries, cut.rows),
+        peak, total, weighted, level, queries, keys, heads // k.shape[1], upper, upper - (window or 0),
+        scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
+        form, cut, num_warps=cut.rows // 16,
+    )  # fmt: skip
     return Done(output, peak, total, weighted if entropy else None, level if top else None)
 
 
@@ -118,13 +126,23 @@ def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
 
 def described(array: torch.Tensor, length: int, rows: int) -> Any:
     """A descriptor of the first `length` rows of each head, read and written by blocks of `rows`."""
-    batch, heads, _, width = array.shape
-    # of an axis with one entry the stride does not matter, but the copy engine wants one that it could step by
-    strides = [stride if size > 1 else width for size, stride in zip(array.shape, array.stride(), strict=True)]
-    if array.stride(-1) != 1 or array.data_ptr() % 16 or any(stride <= 0 or stride % 8 for stride in strides[:-1]):
+    fields = fields_of(array.shape, array.stride(), length, rows, array.dtype)
+    if not fields or array.data_ptr() % 16:
         array = array.clone(memory_format=torch.contiguous_format)
-        strides = list(array.stride())
-    strides[-1] = 1
+        fields = fields_of(array.shape, array.stride(), length, rows, array.dtype)
+    return descriptor(TensorDescriptor, array, **fields)
+
+
+@lru_cache(maxsize=256)
+def fields_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], length: int, rows: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """A descriptor, but for the address; empty where the copy engine cannot step by these strides."""
+    batch, heads, _, width = shape
+    # of an axis with one entry the stride does not matter, but the engine wants one that it could step by
+    steps = [stride if size > 1 else width for size, stride in zip(shape[:-1], strides[:-1], strict=True)]
+    if strides[-1] != 1 or any(step <= 0 or step % 8 for step in steps):
+        return {}
     block = [1, 1, rows, width]
-    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[array.dtype])
-    return TensorDescriptor(array, [batch, heads, length, width], strides, block, layout)
+    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[dtype])
+    return {"shape": [batch, heads, length, width], "strides": [*steps, 1], "block_shape": block, "layout": layout}
