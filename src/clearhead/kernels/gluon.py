@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from clearhead.kernels.hopper import attend
 from clearhead.kernels.triton.launches import Launches
 from clearhead.kernels.triton.launches import described as descriptor
+from clearhead.kernels.triton.room import room
 
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
@@ -88,13 +89,14 @@ def forward(
     if start:
         k, v = k[:, :, start:], v[:, :, start:]
     keys, upper = stop - start, upper - start
-    output = torch.empty((batch, heads, queries, width), dtype=q.dtype, device=q.device)
-    rows = torch.empty((4, batch, heads, queries), dtype=torch.float32, device=q.device)
-    peak, total, weighted, level = rows.unbind(0)
+    new = partial(room, (batch, heads, queries), torch.float32, q.device)
+    output = room((batch, heads, queries, width), q.dtype, q.device)
+    peak, total, weighted, level = new(), new(), new() if entropy else None, new() if top else None
     if keys <= 0 or not peak.numel():
-        rows.zero_()
-        least = level.fill_(-math.inf) if top else None
-        return Done(output.zero_(), peak.fill_(-math.inf), total, weighted if entropy else None, least)
+        for numbers, value in ((output, 0.0), (peak, -math.inf), (total, 0.0), (weighted, 0.0), (level, -math.inf)):
+            if numbers is not None:
+                numbers.fill_(value)
+        return Done(output, peak, total, weighted, level)
     cut = cut or CUTS[width]
     groups = 16 if top <= 8 else 32
     form = Form(width, causal_offset is not None, window is not None, softcap is not None, entropy, top, groups)
@@ -104,11 +106,12 @@ def forward(
         described(k, keys, cut.columns),
         described(v, keys, cut.columns),
         described(output, queries, cut.rows),
-        peak, total, weighted, level, queries, keys, heads // k.shape[1], upper, upper - (window or 0),
+        peak, total, total if weighted is None else weighted, peak if level is None else level,
+        queries, keys, heads // k.shape[1], upper, upper - (window or 0),
         scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
         form, cut, num_warps=cut.rows // 16,
     )  # fmt: skip
-    return Done(output, peak, total, weighted if entropy else None, level if top else None)
+    return Done(output, peak, total, weighted, level)
 
 
 def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:

@@ -17,6 +17,7 @@ from clearhead.kernels.hopper_top import HELD, choose, search
 from clearhead.kernels.triton.launches import Launches
 from clearhead.kernels.triton.launches import described as descriptor
 from clearhead.kernels.triton.observe import pool
+from clearhead.kernels.triton.room import room
 from clearhead.kernels.triton.tuning import pooling
 from clearhead.observe import Map, Top
 
@@ -83,7 +84,7 @@ def look(
         alone = look(*options, received=received, cut=cut, launch=launch)
         return look(*options, map=map, top=top, cut=cut, launch=launch)._replace(received=alone.received)
     keys = k.shape[2]
-    new = partial(torch.empty, dtype=torch.float32, device=q.device)
+    new = partial(room, dtype=torch.float32, device=q.device)
     count, cells = (min(map[0], queries), min(map[1], keys)) if map else (1, 1)
     got = new((batch, heads, keys)) if received is not None else None
     if not q.shape[:3].numel() or not keys:
@@ -97,11 +98,13 @@ def look(
     units = keys // 16 if pooled else keys
     strips = batch * heads * count * units if map else 0
     # all that starts from zero, in one piece: a flag, how many weights each query has, the strips of a map
-    sizes = (4, -(-batch * heads * queries // 4) * 4 if top else 0, -(-strips // 4) * 4, strips)
-    large, counts, sums, tops = new(sum(sizes)).zero_().split_with_sizes(sizes)
-    large, counts = large.view(torch.int32), counts.view(torch.int32)
-    shifts = new(batch * heads * count * each * cut.columns * 3)
-    found = torch.empty((batch, heads, queries, HELD) if top else 0, dtype=torch.int64, device=q.device)
+    sizes = (-(-strips // 4) * 4, -(-strips // 4) * 4, 4 + (batch * heads * queries if top else 0))
+    sums, tops, flags = new((sum(sizes),)).zero_().split_with_sizes(sizes)
+    large = counts = flags.view(torch.int32)
+    if top:
+        counts = large[4:]
+    shifts = new((batch * heads * count * each * cut.columns * 3,))
+    found = room((batch, heads, queries, HELD) if top else (0,), torch.int64, q.device)
     upper = causal_offset or 0
     lower = upper - (window or 0)
     factor = (scale if softcap is None else 1.0) * math.log2(math.e)
@@ -130,7 +133,7 @@ def look(
         )  # fmt: skip
     flat = None
     if map:
-        flat = Map(*new((2, batch, heads, count, cells)).unbind(0))
+        flat = Map(new((batch, heads, count, cells)), new((batch, heads, count, cells)))
         at_once, units_at_once = pooling(units, cells)
         launch(
             ("pool", name), pool, (batch * heads * count, -(-cells // at_once)),
@@ -138,10 +141,8 @@ def look(
         )  # fmt: skip
     best = None
     if top:
-        best = Top(
-            torch.empty((batch, heads, queries, top), dtype=torch.int64, device=q.device),
-            new((batch, heads, queries, top)),
-        )
+        lists = (batch, heads, queries, top)
+        best = Top(room(lists, torch.int64, q.device), new(lists))
         launch(
             ("choose", name), choose, (-(-batch * heads * queries // 128),),
             counts, found, done.peak, done.total, best.weights, best.indices, batch * heads * queries,

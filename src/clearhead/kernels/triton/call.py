@@ -20,6 +20,7 @@ from clearhead.kernels.triton.device import Form, Lists, Scoring
 from clearhead.kernels.triton.kinds import Kind, Remembered, Unlike
 from clearhead.kernels.triton.launches import Launches
 from clearhead.kernels.triton.launches import described as descriptor
+from clearhead.kernels.triton.room import room
 from clearhead.kernels.triton.spans import four_axes, upload
 from clearhead.kernels.triton.tuning import Blocks, power_of_2
 from clearhead.positions import Added, Alibi, Relative
@@ -210,14 +211,15 @@ class Call:
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Room for a result, (batch · heads, …)."""
-        return torch.empty((self.rows, *shape), dtype=dtype, device=self.device)
+        return room((self.rows, *shape), dtype, self.device)
 
     def results(self, observing: bool) -> tuple[Any, ...]:
         """Room for output, log-sum-exp, peak, total, and the largest score and entropy or None: (*batch, heads, …)."""
         rows = (*self.grid.batch, self.grid.heads, self.grid.queries)
-        output = torch.empty((*rows, self.form.width), dtype=self.q.dtype, device=self.device)
-        numbers = torch.empty((5 if observing else 3, *rows), dtype=torch.float32, device=self.device).unbind(0)
-        return output, *numbers, *(() if observing else (None, None))
+        output = room((*rows, self.form.width), self.q.dtype, self.device)
+        lse, peak, total = (room(rows, torch.float32, self.device) for _ in range(3))
+        largest, entropy = (room(rows, torch.float32, self.device) if observing else None for _ in range(2))
+        return output, lse, peak, total, largest, entropy
 
     def shaped(self, tensor: torch.Tensor) -> torch.Tensor:
         """(batch · heads, …) as (*batch, heads, …)."""
@@ -230,7 +232,7 @@ class Call:
 
     def fitted(self, kernel: str, size: int, launch: Callable[[Blocks], None]) -> None:
         """Launch a kernel with its blocks, or with the largest smaller ones that the device has room for."""
-        wanted = self.blocks(kernel, size)
+        wanted = self.once((kernel, size), lambda: self.blocks(kernel, size))
         key = (kernel, self.form, wanted, self.device)
         blocks: Blocks | None = _fitted.get(key, wanted) if _fitted else wanted
         while blocks is not None:

@@ -10,6 +10,7 @@ import torch
 from clearhead.kernels.triton import tuning
 from clearhead.kernels.triton.call import Call, machine
 from clearhead.kernels.triton.forward import finish_rows
+from clearhead.kernels.triton.room import room
 from clearhead.kernels.triton.spans import FAR
 from clearhead.kernels.triton.tuning import cdiv
 from clearhead.observe import Want
@@ -69,9 +70,8 @@ def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
         causal_offset=given.causal_offset, window=given.window, softcap=call.problem.softcap, entropy=entropy,
         top=few_top(call.problem.want), launch=call.launch,
     )  # fmt: skip
-    batch, heads, queries, _ = done.output.shape
-    lse, *more = torch.empty((3 if entropy else 1, batch, heads, queries), device=call.device).unbind(0)
-    largest, spread = more or (None, None)
+    lse = room(done.peak.shape, torch.float32, call.device)
+    largest, spread = (room(done.peak.shape, torch.float32, call.device) if entropy else None for _ in range(2))
     call.launch(
         ("finish", entropy), finish_rows, (cdiv(lse.numel(), 1024),),
         done.peak, done.total, done.weighted, lse, largest, spread, lse.numel(), ENTROPY=entropy, N=1024,

@@ -42,7 +42,7 @@ class Kind:
             problem.scale, problem.softcap, None if sinks is None else (sinks.dtype, sinks.data_ptr() % 16),
             None if problem.mask is None else self.of_mask(problem.mask),
             None if problem.bias is None else self.of_bias(problem.bias),
-            tuning.PRECISION, tuning.DESCRIBED,
+            tuning.PRECISION, tuning.DESCRIBED, tuple(tuning.FIXED.items()), tuning.written,
         )  # fmt: skip
 
     def of_mask(self, mask: Mask) -> Any:

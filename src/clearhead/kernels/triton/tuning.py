@@ -84,6 +84,9 @@ PRECISION = "ieee"
 # whether full tiles of keys and values are fetched by the copy engine where it can
 DESCRIBED = True
 
+# how often `remember` has written
+written = 0
+
 # whether Hopper's own kernels are used where they take a problem
 GLUON = True
 
@@ -163,4 +166,6 @@ def remember(device: str, found: dict[tuple[str, str, int], Blocks]) -> Path:
     path.write_text(json.dumps(known, indent=1))
     measured.cache_clear()
     listed.cache_clear()
+    global written
+    written += 1
     return path
