@@ -70,6 +70,14 @@ def test_numbers_of_a_small_mask_are_noticed_too() -> None:
     agrees(q, k, v, mask=mask, bias=bias)
 
 
+def test_sinks_may_be_strided_or_of_numpy() -> None:
+    q, k, v = (torch.randn((1, 3, n, 16)) for n in (2, 9, 9))
+    sinks = torch.randn(3, 2)[:, 0]
+    for given in (sinks, sinks.numpy()):
+        mine = ch.attention(q, k, v, sinks=given, kernel="triton")
+        torch.testing.assert_close(mine, ch.attention(q, k, v, sinks=sinks, kernel="dense"))
+
+
 def test_an_array_as_mask_or_bias_is_never_remembered() -> None:
     q, k, v = arrays(40)
     allowed, added = torch.ones((1, 40), dtype=torch.bool), torch.zeros((1, 40))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -108,12 +108,9 @@ def look(
     upper = causal_offset or 0
     lower = upper - (window or 0)
     factor = (scale if softcap is None else 1.0) * math.log2(math.e)
-    plain, careful = (
-        Look(
-            width, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map),
-            pooled, bool(top), queries % count == 0, careful,
-        )
-        for careful in (False, True)
+    plain, careful = looks(
+        width, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map), pooled,
+        bool(top), queries % count == 0,
     )  # fmt: skip
     launch = launch or Launches()
     name = (received, map, top)
@@ -137,7 +134,8 @@ def look(
         at_once, units_at_once = pooling(units, cells)
         launch(
             ("pool", name), pool, (batch * heads * count, -(-cells // at_once)),
-            sums, tops, *flat, units, queries, keys, count, cells, 0, CELLS=at_once, BN=units_at_once, num_warps=1,
+            sums, tops, *flat, units, queries, keys, count, cells, 0, EVEN=plain.even and units % cells == 0,
+            CELLS=at_once, BN=units_at_once, num_warps=2,
         )  # fmt: skip
     best = None
     if top:
@@ -160,6 +158,13 @@ def look(
     return Found(got, flat, best)
 
 
+@lru_cache(maxsize=256)
+def looks(*given: Any) -> tuple[Look, Look]:
+    """The quick form and the careful one."""
+    return Look(*given, False), Look(*given, True)
+
+
+@lru_cache(maxsize=256)
 def preferred(width: int, bin: int, top: bool) -> LookCut:
     """The cut for a head_dim, the number of queries in a bin of the map, and whether the largest are wanted.
 

@@ -100,7 +100,7 @@ class Call:
         self.done: Any = None  # what Hopper's own forward gave, for its second look
         self.sinks = None
         if problem.sinks is not None:
-            self.sinks = problem.sinks.detach().to(self.device, torch.float32).contiguous()
+            self.sinks = torch.as_tensor(problem.sinks).detach().to(self.device, torch.float32).contiguous()
 
     def current(self) -> AbstractContextManager[Any]:
         """The device is the one that kernels are launched on, which is not so everywhere."""

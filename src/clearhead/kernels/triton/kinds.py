@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import Array
+from clearhead.arrays import Array, is_torch
 from clearhead.grid import Alignment
 from clearhead.kernels.triton import tuning
 from clearhead.mask import Both, Either, Mask, Not
@@ -34,7 +34,7 @@ class Kind:
         self.owners: list[weakref.ref[Mask]] = []
         self.arrays: list[np.ndarray] = []
         q, k, v, sinks = problem.q, problem.k, problem.v, problem.sinks
-        if problem.dropout is not None:
+        if problem.dropout is not None or not (sinks is None or is_torch(sinks)):
             raise Unlike
         self.key = (
             q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device,

@@ -79,6 +79,7 @@ def received_and_map(call: Call, want: Want, shift: torch.Tensor, inverse: torch
                 call.launch(
                     ("pool", units, bins, cells, first), pool, (some * bins, cdiv(cells, at_once)),
                     sums, tops, mean, most, units, grid.queries, grid.keys, bins, cells, first,
+                    EVEN=grid.queries % bins == 0 and grid.keys % cells == 0 and units % cells == 0,
                     CELLS=at_once, BN=units_at_once,
                 )  # fmt: skip
 
