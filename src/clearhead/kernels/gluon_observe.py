@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -161,7 +161,8 @@ def look(
 @lru_cache(maxsize=256)
 def looks(*given: Any) -> tuple[Look, Look]:
     """The quick form and the careful one."""
-    return Look(*given, False), Look(*given, True)
+    form = Look(*given)
+    return form, replace(form, careful=True)
 
 
 @lru_cache(maxsize=256)

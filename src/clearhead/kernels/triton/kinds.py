@@ -89,22 +89,25 @@ class Remembered:
     """Something for each of the last kinds; forgotten with a mask that it is for, or when that was written to."""
 
     def __init__(self) -> None:
-        self.known: dict[Any, tuple[Kind, list[np.ndarray], Any]] = {}
+        self.known: dict[Any, tuple[list[np.ndarray], Any]] = {}
+        self.owners: dict[Any, list[weakref.ref[Mask]]] = {}  # of those that go with a mask
 
     def get(self, kind: Kind) -> Any:
         """What was kept for calls of this kind; None where there is nothing, or arrays of its mask have changed."""
         found = self.known.get(kind.key)
-        if found is None or not all(map(np.array_equal, kind.arrays, found[1])):
+        if found is None or not all(map(np.array_equal, kind.arrays, found[0])):
             return None
-        return found[2]
+        return found[1]
 
     def keep(self, kind: Kind, thing: Any) -> None:
         """Keep something for all calls of this kind."""
         if len(self.known) >= MOST:
             self.known.clear()
-        for key, (old, _, _) in list(self.known.items()):
-            if any(owner() is None for owner in old.owners):
-                del self.known[key]
-        copies = [array.copy() for array in kind.arrays]
-        kind.arrays = []
-        self.known[kind.key] = (kind, copies, thing)
+            self.owners.clear()
+        for key, owners in list(self.owners.items()):
+            if any(owner() is None for owner in owners):
+                self.known.pop(key, None)
+                self.owners.pop(key, None)
+        self.known[kind.key] = ([array.copy() for array in kind.arrays], thing)
+        if kind.owners:
+            self.owners[kind.key] = kind.owners
