@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -118,9 +118,12 @@ def observe(
         q, k, v = autograd.autocast(q, k, v)
         if autograd.traced("dense", q, k, v):
             raise ArgumentError("q", "is traced, expected numbers: call observe outside torch.compile and torch.export")
-    problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    problem = replace(problem, want=want(problem.grid, top, received, map, queries, weights))
-    return _run(choose(problem, kernel), problem).each(problem.restore)
+    asked = partial(want, top=top, received=received, map=map, queries=queries, weights=weights)
+    problem = pose(
+        q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, want=asked
+    )  # fmt: skip
+    observed = _run(choose(problem, kernel), problem)
+    return observed.each(problem.restore) if problem.headless else observed
 
 
 def gradients(

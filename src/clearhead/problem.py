@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from clearhead.arrays import Array, Library, dtype_name, is_torch, require_array, require_floating
 from clearhead.dropout import Dropout, as_dropout
@@ -27,6 +29,8 @@ class Problem:
     q: Array
     k: Array
     v: Array
+    library: Library
+    grid: Grid
     scale: float
     mask: Mask | None = None
     bias: Bias | None = None
@@ -35,14 +39,6 @@ class Problem:
     dropout: Dropout | None = None
     want: Want | None = None
     headless: bool = False
-    library: Library = field(init=False)
-    grid: Grid = field(init=False)
-
-    def __post_init__(self) -> None:
-        batch = broadcast(self.q.shape[:-3], self.k.shape[:-3], self.v.shape[:-3])
-        grid = Grid(batch, self.q.shape[-3], self.q.shape[-2], self.k.shape[-2])
-        object.__setattr__(self, "library", Library.of(self.q))
-        object.__setattr__(self, "grid", grid)
 
     @property
     def key_heads(self) -> int:
@@ -62,9 +58,12 @@ class Problem:
     @cached_property
     def differentiable(self) -> tuple[str, ...]:
         """Which arrays PyTorch wants gradients of: some of q, k, v, bias, sinks."""
-        parameter = None if self.bias is None else self.bias.parameter
-        arrays = {"q": self.q, "k": self.k, "v": self.v, "bias": parameter, "sinks": self.sinks}
-        return tuple(name for name, array in arrays.items() if is_torch(array) and array.requires_grad)
+        arrays = {"q": self.q, "k": self.k, "v": self.v}
+        if self.bias is not None:
+            arrays["bias"] = self.bias.parameter
+        if self.sinks is not None:
+            arrays["sinks"] = self.sinks
+        return tuple([name for name, array in arrays.items() if is_torch(array) and array.requires_grad])
 
     @property
     def plain(self) -> bool:
@@ -93,34 +92,79 @@ def pose(
     softcap: float | None = None,
     sinks: Array | None = None,
     dropout: tuple[float, int | Array] | None = None,
+    want: Callable[[Grid], Want] | None = None,
 ) -> Problem:
     """Check every argument of a call and freeze it; whatever is wrong is said in one sentence."""
-    _check_arrays(q, k, v)
-    headless = q.ndim == 2
-    if headless:
+    sizes = _sizes(q, k, v)
+    if sizes.headless:
         q, k, v = q[None, ...], k[None, ...], v[None, ...]
-    rank = max(q.ndim, k.ndim, v.ndim)
-    q, k, v = (a[(None,) * (rank - a.ndim) + (...,)] for a in (q, k, v))
-    _check_shapes(q, k, v)
+    elif sizes.uneven:
+        q, k, v = _even(q, k, v)
     if scale is None:
         scale = default_scale(q)
     problem = Problem(
         q,
         k,
         v,
+        sizes.library,
+        sizes.grid,
         scale=_number("scale", scale),
         mask=None if mask is None else as_mask("mask", mask),
         bias=None if bias is None else as_bias(bias),
         softcap=None if softcap is None else _number("softcap", softcap, positive=True),
         sinks=_sinks(sinks, q),
         dropout=as_dropout(dropout),
-        headless=headless,
+        want=None if want is None else want(sizes.grid),
+        headless=sizes.headless,
     )
     if problem.mask is not None:
         problem.mask.check(problem.grid)
     if problem.bias is not None:
         problem.bias.check(problem.grid)
     return problem
+
+
+class Sizes(NamedTuple):
+    """What is known of three arrays, once they are checked: are they one head, are there batch axes to be added."""
+
+    library: Library
+    grid: Grid
+    headless: bool
+    uneven: bool
+
+
+# of the last calls: the checks of tensors take longer than launching a kernel for them
+_KNOWN: dict[Any, Sizes] = {}
+
+
+def _sizes(q: Array, k: Array, v: Array) -> Sizes:
+    """Three arrays checked; PyTorch's own tensors of the same shapes, dtypes and devices once and not every time."""
+    torch = sys.modules.get("torch")
+    if torch is None or not type(q) is type(k) is type(v) is torch.Tensor:
+        return _checked(q, k, v)
+    key = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+    sizes = _KNOWN.get(key)
+    if sizes is None:
+        sizes = _checked(q, k, v)
+        if len(_KNOWN) >= 256:
+            _KNOWN.clear()
+        _KNOWN[key] = sizes
+    return sizes
+
+
+def _checked(q: Array, k: Array, v: Array) -> Sizes:
+    _check_arrays(q, k, v)
+    library, headless, uneven = Library.of(q), q.ndim == 2, not q.ndim == k.ndim == v.ndim
+    q, k, v = (q[None, ...], k[None, ...], v[None, ...]) if headless else _even(q, k, v)
+    _check_shapes(q, k, v)
+    batch = broadcast(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    return Sizes(library, Grid(batch, q.shape[-3], q.shape[-2], k.shape[-2]), headless, uneven)
+
+
+def _even(*arrays: Array) -> tuple[Array, ...]:
+    """The same with batch axes of size one where another has more axes."""
+    rank = max(array.ndim for array in arrays)
+    return tuple(a if a.ndim == rank else a[(None,) * (rank - a.ndim) + (...,)] for a in arrays)
 
 
 def _check_arrays(q: Array, k: Array, v: Array) -> None:

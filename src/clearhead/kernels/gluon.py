@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from clearhead.kernels.hopper import attend
 from clearhead.kernels.hopper_cuts import CUTS, Cut, Spans, preferred
+from clearhead.kernels.triton.call import processors
+from clearhead.kernels.triton.launches import Launches
+from clearhead.kernels.triton.launches import described as descriptor
+from clearhead.kernels.triton.room import room
 
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
@@ -63,11 +67,12 @@ def forward(
     cut: Cut | None = None,
     alibi: Alibi | None = None,
     spans: Spans | None = None,
+    launch: Launches | None = None,
 ) -> Done:
     """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
 
     Query i sees no key after i + causal_offset, and none before i + causal_offset − window. A row that sees nothing has
-    output 0, peak −inf and total 0. With `spans` it sees those keys instead.
+    output 0, peak −inf and total 0. With `spans` it sees those keys instead. Calls with one `launch` are of one kind.
     """
     batch, heads, queries, width = q.shape
     upper = causal_offset or 0
@@ -76,44 +81,43 @@ def forward(
     stop = k.shape[2] if causal_offset is None else min(k.shape[2], queries + upper)
     if spans is not None:
         start, stop = spans.start, spans.stop
-    k, v, keys, upper = k[:, :, start:], v[:, :, start:], stop - start, upper - start
+    if start:
+        k, v = k[:, :, start:], v[:, :, start:]
+    keys, upper = stop - start, upper - start
     if spans is not None and spans.hidden is not None:
         v = v[:, :, :keys].masked_fill(spans.hidden, 0.0)
-    output = torch.empty((batch, heads, queries, width), dtype=q.dtype, device=q.device)
-    peak, total, weighted, level = torch.empty((4, batch, heads, queries), dtype=torch.float32, device=q.device)
+    new = partial(room, (batch, heads, queries), torch.float32, q.device)
+    output = room((batch, heads, queries, width), q.dtype, q.device)
+    peak, total, weighted, level = new(), new(), new() if entropy else None, new() if top else None
     if keys <= 0 or not peak.numel():
-        level = level.fill_(-math.inf) if top else None
-        return Done(output.zero_(), peak.fill_(-math.inf), total.zero_(), weighted.zero_() if entropy else None, level)
+        for numbers, value in ((output, 0.0), (peak, -math.inf), (total, 0.0), (weighted, 0.0), (level, -math.inf)):
+            if numbers is not None:
+                numbers.fill_(value)
+        return Done(output, peak, total, weighted, level)
     if spans is not None:
         cut = spans.cut
     elif cut is None:
         seen = keys if causal_offset is None else (max(upper, 0) + min(queries + upper, keys)) // 2
         cut = preferred(width, seen if window is None else min(window, seen))
-    groups = 16 if top <= 8 else 32
     form = Form(width, causal_offset is not None, window is not None or spans is not None, softcap is not None, entropy,
-                top, groups, spans is not None, alibi is not None,
+                top, 16 if top <= 8 else 32, spans is not None, alibi is not None,
                 alibi is not None and isinstance(alibi.offset, torch.Tensor))  # fmt: skip
     jobs = -(-queries // (cut.rows * cut.consumers)) * heads * batch
     edges, table, several = (peak, peak, 0) if spans is None else (spans.edges, spans.table, len(spans.edges) > 1)
     slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
-    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # PyTorch gives it no types
-        attend[(min(jobs, processors(q.device)) if cut.persistent else jobs,)](
-            described(q, queries, cut.rows),
-            described(k, keys, cut.columns),
-            described(v, keys, cut.columns),
-            described(output, queries, cut.rows),
-            peak, total, weighted, level, edges, table, slopes, offset, queries, keys, heads, heads // k.shape[1],
-            jobs, upper, upper - (window or 0), int(several),
-            scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
-            form, cut, num_warps=cut.rows // 16,
-        )  # fmt: skip
-    return Done(output, peak, total, weighted if entropy else None, level if top else None)
-
-
-@cache
-def processors(on: torch.device) -> int:
-    """How many programs of this size run side by side."""
-    return torch.cuda.get_device_properties(on).multi_processor_count
+    (launch or Launches())(
+        ("attend", entropy, top), attend, (min(jobs, processors(q.device)) if cut.persistent else jobs,),
+        described(q, queries, cut.rows),
+        described(k, keys, cut.columns),
+        described(v, keys, cut.columns),
+        described(output, queries, cut.rows),
+        peak, total, total if weighted is None else weighted, peak if level is None else level,
+        edges, table, slopes, offset, queries, keys, heads, heads // k.shape[1],
+        jobs, upper, upper - (window or 0), int(several),
+        scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
+        form, cut, num_warps=cut.rows // 16,
+    )  # fmt: skip
+    return Done(output, peak, total, weighted, level)
 
 
 def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:
@@ -131,13 +135,23 @@ def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
 
 def described(array: torch.Tensor, length: int, rows: int) -> Any:
     """A descriptor of the first `length` rows of each head, read and written by blocks of `rows`."""
-    batch, heads, _, width = array.shape
-    # of an axis with one entry the stride does not matter, but the copy engine wants one that it could step by
-    strides = [stride if size > 1 else width for size, stride in zip(array.shape, array.stride(), strict=True)]
-    if array.stride(-1) != 1 or array.data_ptr() % 16 or any(stride <= 0 or stride % 8 for stride in strides[:-1]):
+    fields = fields_of(array.shape, array.stride(), length, rows, array.dtype)
+    if not fields or array.data_ptr() % 16:
         array = array.clone(memory_format=torch.contiguous_format)
-        strides = list(array.stride())
-    strides[-1] = 1
+        fields = fields_of(array.shape, array.stride(), length, rows, array.dtype)
+    return descriptor(TensorDescriptor, array, **fields)
+
+
+@lru_cache(maxsize=256)
+def fields_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], length: int, rows: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """A descriptor, but for the address; empty where the copy engine cannot step by these strides."""
+    batch, heads, _, width = shape
+    # of an axis with one entry the stride does not matter, but the engine wants one that it could step by
+    steps = [stride if size > 1 else width for size, stride in zip(shape[:-1], strides[:-1], strict=True)]
+    if strides[-1] != 1 or any(step <= 0 or step % 8 for step in steps):
+        return {}
     block = [1, 1, rows, width]
-    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[array.dtype])
-    return TensorDescriptor(array, [batch, heads, length, width], strides, block, layout)
+    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[dtype])
+    return {"shape": [batch, heads, length, width], "strides": [*steps, 1], "block_shape": block, "layout": layout}

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from clearhead.grid import bins as bins_of
 from clearhead.kernels.gluon import Done, described
 from clearhead.kernels.hopper_observe import by_key, lay_out
 from clearhead.kernels.hopper_top import HELD, choose, search
+from clearhead.kernels.triton.launches import Launches
+from clearhead.kernels.triton.launches import described as descriptor
+from clearhead.kernels.triton.observe import pool
+from clearhead.kernels.triton.room import room
+from clearhead.kernels.triton.tuning import pooling
 from clearhead.observe import Map, Top
 
 
@@ -66,19 +70,21 @@ def look(
     map: tuple[int, int] | None = None,
     top: int = 0,
     cut: LookCut | None = None,
+    launch: Launches | None = None,
 ) -> Found:
     """What each key received of the last `received` queries, the weights pooled, the `top` largest of each query.
 
     q (B, H, T, D), k (B, Hk, S, D) and the rest as `gluon.forward` took them; `done` is what it gave, with the same
-    `top`. Everything comes from one product of all queries with all keys, or two where `received` counts but some.
+    `top`. Calls with one `launch` are of one kind. Everything comes from one product of all queries with all keys, or
+    two where `received` counts but some.
     """
     batch, heads, queries, width = q.shape
     if received is not None and received < queries and (map or top):
         options = (q, k, done, scale, causal_offset, window, softcap)
-        alone = look(*options, received=received, cut=cut)
-        return look(*options, map=map, top=top, cut=cut)._replace(received=alone.received)
+        alone = look(*options, received=received, cut=cut, launch=launch)
+        return look(*options, map=map, top=top, cut=cut, launch=launch)._replace(received=alone.received)
     keys = k.shape[2]
-    new = partial(torch.empty, dtype=torch.float32, device=q.device)
+    new = partial(room, dtype=torch.float32, device=q.device)
     count, cells = (min(map[0], queries), min(map[1], keys)) if map else (1, 1)
     got = new((batch, heads, keys)) if received is not None else None
     if not q.shape[:3].numel() or not keys:
@@ -89,52 +95,77 @@ def look(
     cut = cut or preferred(width, largest, bool(top))
     each = -(-largest // cut.columns)
     pooled = bool(map) and keys % (cells * 16) == 0
-    sums, tops = new((2, batch, heads, count, keys // 16 if pooled else keys) if map else (2, 0)).zero_()
-    shifts = new(batch * heads * count * each * cut.columns * 3)
-    large = torch.zeros(1, dtype=torch.int32, device=q.device)
-    counts = torch.zeros((batch, heads, queries) if top else 0, dtype=torch.int32, device=q.device)
-    found = torch.empty((batch, heads, queries, HELD) if top else 0, dtype=torch.int64, device=q.device)
+    units = keys // 16 if pooled else keys
+    strips = batch * heads * count * units if map else 0
+    # all that starts from zero, in one piece: a flag, how many weights each query has, the strips of a map
+    sizes = (-(-strips // 4) * 4, -(-strips // 4) * 4, 4 + (batch * heads * queries if top else 0))
+    sums, tops, flags = new((sum(sizes),)).zero_().split_with_sizes(sizes)
+    large = counts = flags.view(torch.int32)
+    if top:
+        counts = large[4:]
+    shifts = new((batch * heads * count * each * cut.columns * 3,))
+    found = room((batch, heads, queries, HELD) if top else (0,), torch.int64, q.device)
     upper = causal_offset or 0
     lower = upper - (window or 0)
     factor = (scale if softcap is None else 1.0) * math.log2(math.e)
-    form = Look(
+    plain, careful = looks(
         width, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map), pooled,
         bool(top), queries % count == 0,
     )  # fmt: skip
-    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # PyTorch gives it no types
-        lay_out[(count * each, batch * heads)](
-            done.peak, done.total, done.level if top else done.peak, shifts, large,
-            queries, queries - (queries if received is None else received), count, each, queries // count,
-            scale if softcap is None else 1.0, factor, cut.columns, form.even, num_warps=1,
+    launch = launch or Launches()
+    name = (received, map, top)
+    launch(
+        ("lay out", name), lay_out, (count * each, batch * heads),
+        done.peak, done.total, done.level if top else done.peak, shifts, large,
+        queries, queries - (queries if received is None else received), count, each, queries // count,
+        scale if softcap is None else 1.0, factor, cut.columns, plain.even, num_warps=1,
+    )  # fmt: skip
+    rows = (described(q, queries, cut.columns), described(k, keys, cut.rows), numbers(shifts, cut.columns))
+    for form in (plain, careful):
+        launch(
+            ("by key", name, form.careful), by_key, (-(-keys // (cut.rows * cut.consumers)), heads, batch),
+            *rows, sums if got is None else got, sums, tops, counts, found, large,
+            queries, keys, heads // k.shape[1], upper, lower, count, each, queries // count,
+            scale, softcap or 1.0, factor, form, cut, num_warps=cut.rows // 16,
         )  # fmt: skip
-        for careful in (False, True):
-            by_key[(-(-keys // (cut.rows * cut.consumers)), heads, batch)](
-                described(q, queries, cut.columns), described(k, keys, cut.rows), numbers(shifts, cut.columns),
-                sums if got is None else got, sums, tops, counts, found, large,
-                queries, keys, heads // k.shape[1], upper, lower, count, each, queries // count,
-                scale, softcap or 1.0, factor, replace(form, careful=careful), cut, num_warps=cut.rows // 16,
-            )  # fmt: skip
-        best = None
-        if top:
-            best = Top(
-                torch.empty((batch, heads, queries, top), dtype=torch.int64, device=q.device),
-                new((batch, heads, queries, top)),
-            )
-            choose[(-(-batch * heads * queries // 128),)](
-                counts, found, done.peak, done.total, best.weights, best.indices, batch * heads * queries,
-                scale if softcap is None else 1.0, factor, top, num_warps=4,
-            )  # fmt: skip
-            if q.stride(-1) != 1 or k.stride(-1) != 1:
-                q, k = q.contiguous(), k.contiguous()
-            search[(-(-queries // 64), heads, batch)](
-                q, k, counts, done.peak, done.total, best.weights, best.indices, *q.stride()[:3], *k.stride()[:3],
-                queries, keys, heads // k.shape[1], upper, lower, scale, softcap or 1.0, factor,
-                TOP=top, K=max(2, 1 << (top - 1).bit_length()), WIDTH=width, UPPER=form.upper, LOWER=form.lower,
-                SOFTCAP=form.softcap, HELD=HELD, BM=64, BN=64, num_warps=4, num_stages=1,
-            )  # fmt: skip
-    return Found(got, pool(sums, tops, queries, keys, cells) if map else None, best)
+    flat = None
+    if map:
+        flat = Map(new((batch, heads, count, cells)), new((batch, heads, count, cells)))
+        at_once, units_at_once = pooling(units, cells)
+        launch(
+            ("pool", name), pool, (batch * heads * count, -(-cells // at_once)),
+            sums, tops, *flat, units, queries, keys, count, cells, 0, EVEN=plain.even and units % cells == 0,
+            CELLS=at_once, BN=units_at_once, num_warps=2,
+        )  # fmt: skip
+    best = None
+    if top:
+        lists = (batch, heads, queries, top)
+        best = Top(room(lists, torch.int64, q.device), new(lists))
+        launch(
+            ("choose", name), choose, (-(-batch * heads * queries // 128),),
+            counts, found, done.peak, done.total, best.weights, best.indices, batch * heads * queries,
+            scale if softcap is None else 1.0, factor, top, num_warps=4,
+        )  # fmt: skip
+        if q.stride(-1) != 1 or k.stride(-1) != 1:
+            q, k = q.contiguous(), k.contiguous()
+        launch(
+            ("search", name), search, (-(-queries // 64), heads, batch),
+            q, k, counts, done.peak, done.total, best.weights, best.indices, *q.stride()[:3], *k.stride()[:3],
+            queries, keys, heads // k.shape[1], upper, lower, scale, softcap or 1.0, factor,
+            TOP=top, K=max(2, 1 << (top - 1).bit_length()), WIDTH=width, UPPER=plain.upper, LOWER=plain.lower,
+            SOFTCAP=plain.softcap, HELD=HELD, BM=64, BN=64, num_warps=4, num_stages=1,
+        )  # fmt: skip
+    return Found(got, flat, best)
 
 
+@lru_cache(maxsize=256)
+def looks(*given: Any) -> tuple[Look, Look]:
+    """The quick form and the careful one."""
+    form = Look(*given)
+    return form, replace(form, careful=True)
+
+
+@lru_cache(maxsize=256)
 def preferred(width: int, bin: int, top: bool) -> LookCut:
     """The cut for a head_dim, the number of queries in a bin of the map, and whether the largest are wanted.
 
@@ -147,26 +178,12 @@ def preferred(width: int, bin: int, top: bool) -> LookCut:
 
 def numbers(array: torch.Tensor, columns: int) -> Any:
     """A descriptor of numbers for each query, read by tiles."""
-    layout = gl.NVMMASharedLayout.get_default_for([columns], gl.float32)
-    return TensorDescriptor(array, [array.numel()], [1], [columns], layout)
+    return descriptor(
+        TensorDescriptor, array, shape=[array.numel()], strides=[1], block_shape=[columns], layout=tiles_of(columns)
+    )
 
 
-def pool(sums: torch.Tensor, tops: torch.Tensor, queries: int, keys: int, cells: int) -> Map:
-    """Strips (…, bins, units) become cells: the mean and the largest."""
-    count, units = sums.shape[-2:]
-    across = bins_of(units, cells)
-    most = max(len(part) for part in across)
-    if most * cells == units:
-        total, largest = (x.reshape(*x.shape[:-1], cells, most) for x in (sums, tops))
-    else:
-        place = torch.tensor([part.start for part in across], device=sums.device)[:, None] + torch.arange(
-            most, device=sums.device
-        )
-        inside = place < torch.tensor([part.stop for part in across], device=sums.device)[:, None]
-        place = torch.where(inside, place, 0)
-        total, largest = (torch.where(inside, x[..., place], 0.0) for x in (sums, tops))
-    if queries % count == 0 and keys % cells == 0:
-        return Map(total.sum(-1) / ((queries // count) * (keys // cells)), largest.amax(-1))
-    rows = torch.tensor([len(part) for part in bins_of(queries, count)], device=sums.device, dtype=torch.float32)
-    columns = torch.tensor([len(part) for part in bins_of(keys, cells)], device=sums.device, dtype=torch.float32)
-    return Map(total.sum(-1) / (rows[:, None] * columns), largest.amax(-1))
+@cache
+def tiles_of(columns: int) -> Any:
+    """How such a tile lies in shared memory."""
+    return gl.NVMMASharedLayout.get_default_for([columns], gl.float32)

@@ -33,8 +33,9 @@ class Triton:
         missing = unable(problem.q.device)
         if missing is not None:
             return missing
-        if dtype_name(problem.q) not in TYPES:
-            return f"it takes {', '.join(TYPES)}, not {dtype_name(problem.q)}"
+        name = dtype_name(problem.q)
+        if name not in TYPES:
+            return f"it takes {', '.join(TYPES)}, not {name}"
         for name, size in (("features of a query", problem.q.shape[-1]), ("features of a value", problem.width)):
             if not 1 <= size <= WIDEST:
                 return f"{size} {name} are outside 1 to {WIDEST}"
@@ -44,7 +45,7 @@ class Triton:
             return f"{positions:,} positions are above {longest - 1:,}"
         if problem.mask is not None and depth(problem.mask) > DEEPEST:
             return f"a mask nested {depth(problem.mask)} deep is above {DEEPEST}"
-        if "bias" in problem.differentiable:
+        if problem.bias is not None and "bias" in problem.differentiable:
             return "it gives no gradient for a bias; `dense` does"
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -16,12 +17,18 @@ from clearhead.arrays import Array, dtype_name
 from clearhead.dropout import mix
 from clearhead.kernels.triton import device, spans, tuning
 from clearhead.kernels.triton.device import Form, Lists, Scoring
+from clearhead.kernels.triton.kinds import Kind, Remembered, Unlike
+from clearhead.kernels.triton.launches import Launches
+from clearhead.kernels.triton.launches import described as descriptor
+from clearhead.kernels.triton.room import room
 from clearhead.kernels.triton.spans import four_axes, upload
 from clearhead.kernels.triton.tuning import Blocks, power_of_2
 from clearhead.positions import Added, Alibi, Relative
 from clearhead.problem import Problem
 
+NOTHING = nullcontext()
 LOG2E = math.log2(math.e)
+TAKEN = ("problem", "q", "k", "v", "sinks", "done")  # of a call, what does not outlive it
 SMALLEST = 2.0**-60  # scale that biases are divided by without leaving float32
 
 
@@ -29,12 +36,15 @@ class Call:
     """A problem as the kernels take it."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.grid = problem, problem.grid
-        grid = problem.grid
+        self.grid = grid = problem.grid
         self.device = problem.q.device
         self.batch = math.prod(grid.batch)
         self.rows = self.batch * grid.heads
-        self.q, self.k, self.v = (self.aligned(self.one_batch_axis(a)) for a in (problem.q, problem.k, problem.v))
+        self.launch = Launches()
+        self.kept: dict[Any, Any] = {}
+        self.as_given = False
+        self.take(problem)
+        self.as_given = self.q is problem.q and self.k is problem.k and self.v is problem.v
         self.mask = spans.prepare(problem.mask, grid, self.device)
         raw = problem.softcap is None and not isinstance(problem.bias, Added) and problem.scale > SMALLEST
         kind, bias, strides, offset, centre = self.bias(problem.scale if raw else 1.0)
@@ -61,13 +71,52 @@ class Call:
         self.scoring = Scoring(
             problem.scale, factor, problem.softcap or 1.0, bias, *strides, offset, centre, rescale, threshold, seed
         )
+
+    @classmethod
+    def of(cls, problem: Problem) -> Call:
+        """A problem's call, made from the last one of its kind where there was one."""
+        try:
+            kind = Kind(problem)
+        except Unlike:
+            return cls(problem)
+        last = _calls.get(kind)
+        if last is None:
+            call = cls(problem)
+            last = {name: value for name, value in vars(call).items() if name not in TAKEN}
+            _calls.keep(kind, last)
+            return call
+        call = object.__new__(cls)
+        vars(call).update(last)
+        call.take(problem)
+        return call
+
+    def take(self, problem: Problem) -> None:
+        """The arrays of a problem."""
+        self.problem = problem
+        q, k, v = (a.detach() if a.requires_grad else a for a in (problem.q, problem.k, problem.v))
+        if not self.as_given:
+            q, k, v = (self.aligned(self.one_batch_axis(a)) for a in (q, k, v))
+        self.q, self.k, self.v = q, k, v
         self.done: Any = None  # what Hopper's own forward gave, for its second look
-        self.sinks = None if problem.sinks is None else problem.sinks.detach().to(self.device, torch.float32)
+        self.sinks = None
+        if problem.sinks is not None:
+            self.sinks = torch.as_tensor(problem.sinks).detach().to(self.device, torch.float32).contiguous()
+
+    def current(self) -> AbstractContextManager[Any]:
+        """The device is the one that kernels are launched on, which is not so everywhere."""
+        if self.device.type != "cuda" or self.device.index == torch.cuda.current_device():
+            return NOTHING
+        return torch.cuda.device(self.device)
+
+    def once(self, name: Any, find: Callable[[], Any]) -> Any:
+        """What is the same for all calls of this kind, found by the first."""
+        if name not in self.kept:
+            self.kept[name] = find()
+        return self.kept[name]
 
     def one_batch_axis(self, tensor: Array) -> torch.Tensor:
         """(*batch, heads, positions, features) with one batch axis; a copy only where strides do not allow it."""
         batch = self.grid.batch
-        tensor = tensor.detach()
         if len(batch) != 1 or tensor.shape[:-3] != batch:
             tensor = tensor.expand(*batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
         return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
@@ -106,11 +155,15 @@ class Call:
         """Descriptors of keys and values, in tiles of these blocks; where there are none, anything."""
         if not self.form.described:
             return self.k, self.v
-        keys, values = (
-            TensorDescriptor(a, list(a.shape), list(a.stride()), [1, 1, blocks.columns, a.shape[-1]])
+        keys, values = self.once(("described", blocks.columns), lambda: self.fields(blocks.columns))
+        return descriptor(TensorDescriptor, self.k, **keys), descriptor(TensorDescriptor, self.v, **values)
+
+    def fields(self, columns: int) -> list[dict[str, Any]]:
+        """The descriptors of keys and values, but for their addresses."""
+        return [
+            {"shape": list(a.shape), "strides": list(a.stride()), "block_shape": [1, 1, columns, a.shape[-1]]}
             for a in (self.k, self.v)
-        )
-        return keys, values
+        ]
 
     def bias(self, unit: float) -> tuple[int, Any, tuple[int, int, int, int], Any, int]:
         """The bias: its kind, its array (in `unit`s) and strides, the position of query 0, and where distance 0 is."""
@@ -158,7 +211,15 @@ class Call:
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Room for a result, (batch · heads, …)."""
-        return torch.empty((self.rows, *shape), dtype=dtype, device=self.device)
+        return room((self.rows, *shape), dtype, self.device)
+
+    def results(self, observing: bool) -> tuple[Any, ...]:
+        """Room for output, log-sum-exp, peak, total, and the largest score and entropy or None: (*batch, heads, …)."""
+        rows = (*self.grid.batch, self.grid.heads, self.grid.queries)
+        output = room((*rows, self.form.width), self.q.dtype, self.device)
+        lse, peak, total = (room(rows, torch.float32, self.device) for _ in range(3))
+        largest, entropy = (room(rows, torch.float32, self.device) if observing else None for _ in range(2))
+        return output, lse, peak, total, largest, entropy
 
     def shaped(self, tensor: torch.Tensor) -> torch.Tensor:
         """(batch · heads, …) as (*batch, heads, …)."""
@@ -171,9 +232,9 @@ class Call:
 
     def fitted(self, kernel: str, size: int, launch: Callable[[Blocks], None]) -> None:
         """Launch a kernel with its blocks, or with the largest smaller ones that the device has room for."""
-        wanted = self.blocks(kernel, size)
+        wanted = self.once((kernel, size), lambda: self.blocks(kernel, size))
         key = (kernel, self.form, wanted, self.device)
-        blocks: Blocks | None = _fitted.get(key, wanted)
+        blocks: Blocks | None = _fitted.get(key, wanted) if _fitted else wanted
         while blocks is not None:
             try:
                 launch(blocks)
@@ -191,6 +252,9 @@ class Call:
 # blocks that a device had room for, where the first choice was too large
 _fitted: dict[Any, Blocks] = {}
 
+# what a call of each kind is made of, but for its arrays
+_calls = Remembered()
+
 
 @cache
 def machine(on: torch.device) -> tuple[tuple[int, int], str]:
@@ -198,3 +262,9 @@ def machine(on: torch.device) -> tuple[tuple[int, int], str]:
     if on.type != "cuda":
         return (9, 0), "interpreter"
     return torch.cuda.get_device_capability(on), torch.cuda.get_device_name(on)
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """How many programs run side by side; a small number in the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8

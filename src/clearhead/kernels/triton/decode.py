@@ -20,10 +20,17 @@ from clearhead.kernels.triton.device import (
 from clearhead.kernels.triton.forward import finish, softmax_step
 
 
+@triton.jit
+def in_parts(parts, count, WIDTH: tl.constexpr):
+    """Where the values of all parts begin, a row each; and their peaks, totals and weighted sums."""
+    peaks = parts + count * WIDTH
+    return parts, peaks, peaks + count, peaks + 2 * count
+
+
 @triton.jit(do_not_specialize=["span", "mask", "scoring", "per_split"])
 def split_keys(
-    q, k, v, values_at, peak_at, total_at, weighted_at, q_strides, k_strides, v_strides, span, mask, scoring, T, S,
-    per_split, splits, ENTROPY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
+    q, k, v, parts, q_strides, k_strides, v_strides, span, mask, scoring, T, S, per_split, splits,
+    ENTROPY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """The sums over some of the keys, for all queries of the heads that share them."""
     PADDED: tl.constexpr = form.padded
@@ -69,7 +76,9 @@ def split_keys(
         if form.dropout:
             e = tl.where(kept(scoring, rows, columns, head, batch, form), e * scoring.rescale, 0.0)
         values = multiply(e.to(v_tile.dtype), v_tile, values * fade[:, None], form)
-    # parts of one row lie together: (batch, heads, T, splits)
+    # of one row they lie together: (batch, heads, T, splits)
+    count = tl.num_programs(0).to(tl.int64) * form.group * T
+    values_at, peak_at, total_at, weighted_at = in_parts(parts, count, WIDTH)
     here = ((batch.to(tl.int64) * form.heads + key_head * form.group) * T + place) * splits + part
     tl.store(peak_at + here, peak, mask=inside)
     tl.store(total_at + here, total, mask=inside)
@@ -81,8 +90,7 @@ def split_keys(
 
 @triton.jit(do_not_specialize=["scoring"])
 def merge_parts(
-    values_at, peak_at, total_at, weighted_at, out, lse_at, denominator_peak, denominator_total, largest_at,
-    entropy_at, sinks, scoring, T, splits,
+    parts, out, lse_at, denominator_peak, denominator_total, largest_at, entropy_at, sinks, scoring, T, splits,
     SINKS: tl.constexpr, ENTROPY: tl.constexpr, SPLITS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """One query of one head: its parts become one."""
@@ -90,6 +98,8 @@ def merge_parts(
     row = tl.program_id(0)
     part = tl.arange(0, SPLITS)
     here = row.to(tl.int64) * splits + part
+    count = tl.num_programs(0).to(tl.int64) * splits
+    values_at, peak_at, total_at, weighted_at = in_parts(parts, count, WIDTH)
     peaks = tl.load(peak_at + here, mask=part < splits, other=float("-inf"))
     totals = tl.load(total_at + here, mask=part < splits, other=0.0)
     largest = tl.max(peaks, 0)
@@ -102,8 +112,8 @@ def merge_parts(
     sums = tl.sum(totals * fade, 0)
     weighted = 0.0
     if ENTROPY:
-        parts = tl.load(weighted_at + here, mask=part < splits, other=0.0)
-        weighted = tl.sum(fade * (parts + totals * tl.maximum(moved, -1000.0)), 0)
+        sums_weighted = tl.load(weighted_at + here, mask=part < splits, other=0.0)
+        weighted = tl.sum(fade * (sums_weighted + totals * tl.maximum(moved, -1000.0)), 0)
     width = tl.arange(0, WIDTH)
     at = values_at + (here * WIDTH)[:, None] + width[None, :]
     values = tl.sum(tl.load(at, mask=(part < splits)[:, None], other=0.0) * fade[:, None], 0)

@@ -184,8 +184,10 @@ def forward(
 
 
 @triton.jit
-def finish_rows(peak_at, total_at, weighted_at, lse_at, entropy_at, count, ENTROPY: tl.constexpr, N: tl.constexpr):
-    """Log-sum-exp and entropy from Σ e^x and Σ x e^x of x = score − peak."""
+def finish_rows(
+    peak_at, total_at, weighted_at, lse_at, largest_at, entropy_at, count, ENTROPY: tl.constexpr, N: tl.constexpr
+):
+    """Log-sum-exp, largest score and entropy from Σ e^x and Σ x e^x of x = score − peak."""
     at = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
     inside = at < count
     peak = tl.load(peak_at + at, mask=inside, other=0.0)
@@ -195,5 +197,6 @@ def finish_rows(peak_at, total_at, weighted_at, lse_at, entropy_at, count, ENTRO
     logarithm = tl.log2(divisor) * LN2
     tl.store(lse_at + at, tl.where(none, float("-inf"), peak + logarithm), mask=inside)
     if ENTROPY:
+        tl.store(largest_at + at, peak, mask=inside)
         entropy = logarithm - tl.load(weighted_at + at, mask=inside, other=0.0) / divisor
         tl.store(entropy_at + at, tl.where(none | (entropy < 0), 0.0, entropy), mask=inside)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
+
 from clearhead.kernels.triton import tuning
 from clearhead.kernels.triton.call import Call, machine
 from clearhead.kernels.triton.device import ALIBI
 from clearhead.kernels.triton.forward import finish_rows
+from clearhead.kernels.triton.room import room
 from clearhead.kernels.triton.rows import runs
 from clearhead.kernels.triton.spans import FAR
 from clearhead.kernels.triton.tuning import cdiv
@@ -33,8 +36,12 @@ class Terms(NamedTuple):
 
 def terms(call: Call) -> Terms | None:
     """A problem in the terms of those kernels; None where they do not take it."""
+    return call.once("terms", lambda: _terms(call)) if tuning.GLUON else None
+
+
+def _terms(call: Call) -> Terms | None:
     problem, form, span = call.problem, call.form, call.mask.span
-    if not tuning.GLUON or call.device.type != "cuda" or machine(call.device)[0][0] != 9 or not available():
+    if call.device.type != "cuda" or machine(call.device)[0][0] != 9 or not available():
         return None
     if problem.dropout is not None or call.sinks is not None:
         return None
@@ -80,21 +87,28 @@ def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
     from clearhead.kernels import gluon
 
     looked = given.spans is None and given.alibi is None  # again, by those kernels
+    k, v = call.k, call.v
+    if given.keys < call.grid.keys:
+        k, v = k[:, :, : given.keys], v[:, :, : given.keys]
     done = gluon.forward(
-        call.q, call.k[:, :, : given.keys], call.v[:, :, : given.keys], call.problem.scale,
+        call.q, k, v, call.problem.scale,
         causal_offset=given.causal_offset, window=given.window, softcap=call.problem.softcap, entropy=entropy,
-        top=few_top(call.problem.want) if looked else 0, alibi=given.alibi, spans=given.spans,
+        top=few_top(call.problem.want) if looked else 0, alibi=given.alibi, spans=given.spans, launch=call.launch,
     )  # fmt: skip
     call.done = done if looked else None
-    queries = call.grid.queries
-    peak, total = (a.reshape(call.rows, queries) for a in (done.peak, done.total))
-    lse = call.empty(queries)
-    spread = call.empty(queries) if entropy else None
-    finish_rows[(cdiv(lse.numel(), 1024),)](
-        peak, total, done.weighted, lse, spread, lse.numel(), ENTROPY=entropy, N=1024
-    )
-    output = done.output.reshape(call.rows, queries, call.form.width)
-    return output, lse, peak, total, peak.clone() if entropy else None, spread
+    lse = room(done.peak.shape, torch.float32, call.device)
+    largest, spread = (room(done.peak.shape, torch.float32, call.device) if entropy else None for _ in range(2))
+    call.launch(
+        ("finish", entropy), finish_rows, (cdiv(lse.numel(), 1024),),
+        done.peak, done.total, done.weighted, lse, largest, spread, lse.numel(), ENTROPY=entropy, N=1024,
+    )  # fmt: skip
+    found = (done.output, lse, done.peak, done.total, largest, spread)
+    return found if len(call.grid.batch) == 1 else tuple(None if a is None else batched(call, a) for a in found)
+
+
+def batched(call: Call, array: torch.Tensor) -> torch.Tensor:
+    """(batch, heads, …) as (*batch, heads, …)."""
+    return array if len(call.grid.batch) == 1 else array.view(*call.grid.batch, *array.shape[1:])
 
 
 def few_top(want: Want | None) -> int:
@@ -118,12 +132,12 @@ def look_again(call: Call, want: Want) -> dict[str, Any]:
 
     seen = gluon_observe.look(
         call.q, call.k, call.done, call.problem.scale, given.causal_offset, given.window, call.problem.softcap,
-        received=want.received, map=want.map, top=top,
+        received=want.received, map=want.map, top=top, launch=call.launch,
     )  # fmt: skip
     found: dict[str, Any] = {}
     if seen.received is not None:
-        found["received"] = seen.received.reshape(*call.grid.batch, *seen.received.shape[1:])
+        found["received"] = batched(call, seen.received)
     for name, several in (("map", seen.map), ("top", seen.top)):
         if several is not None:
-            found[name] = type(several)(*(a.reshape(*call.grid.batch, *a.shape[1:]) for a in several))
+            found[name] = type(several)(*(batched(call, a) for a in several))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.triton import hopper
 from clearhead.kernels.triton.backward import gradients_of_keys, gradients_of_queries, spread
-from clearhead.kernels.triton.call import Call
+from clearhead.kernels.triton.call import Call, processors
 from clearhead.kernels.triton.decode import merge_parts, split_keys
 from clearhead.kernels.triton.forward import forward as forward_kernel
 from clearhead.kernels.triton.look import look_again
@@ -34,16 +33,13 @@ EXACT = {"enable_fp_fusion": False}
 
 def run(problem: Problem) -> Ran:
     """Output and log-sum-exp, and what is wanted."""
-    call = Call(problem)
-    output, lse, peak, total, largest, entropy = forward(call)
-    if call.form.width != problem.width:
-        output = output[..., : problem.width].contiguous()
-    found: dict[str, Any] = {"max_score": None, "entropy": None}
-    if problem.want is not None and largest is not None and entropy is not None:
-        found = {"max_score": call.shaped(largest), "entropy": call.shaped(entropy)}
-        found |= look_again(call, problem.want, peak, total)
-    observed = Observed(output=call.shaped(output), lse=call.shaped(lse), kernel="triton", **found)
-    return Ran(observed, call.shaped(peak), call.shaped(total))
+    call = Call.of(problem)
+    with call.current():
+        output, lse, peak, total, largest, entropy = forward(call)
+        if call.form.width != problem.width:
+            output = output[..., : problem.width].contiguous()
+        found = {} if problem.want is None else look_again(call, problem.want, peak, total)
+    return Ran(Observed(output, lse, largest, entropy, "triton", **found), peak, total)
 
 
 def forward(call: Call) -> Found:
@@ -54,10 +50,7 @@ def forward(call: Call) -> Found:
     given = None if few or not call.rows else hopper.terms(call)
     if given is not None:
         return hopper.forward(call, given, observing)
-    output = call.empty(grid.queries, call.form.width, dtype=call.q.dtype)
-    lse, peak, total = torch.empty((3, call.rows, grid.queries), device=call.device).unbind(0)
-    largest, entropy = (call.empty(grid.queries) if observing else None for _ in range(2))
-    found = (output, lse, peak, total, largest, entropy)
+    found = call.results(observing)
     if not call.rows or not grid.queries:
         return found
     if few:
@@ -65,7 +58,8 @@ def forward(call: Call) -> Found:
         return found
 
     def launch(blocks: Blocks) -> None:
-        forward_kernel[(cdiv(grid.queries, blocks.rows) * call.rows,)](
+        call.launch(
+            ("forward", blocks, observing), forward_kernel, (cdiv(grid.queries, blocks.rows) * call.rows,),
             call.q, call.k, call.v, *found, call.sinks,
             call.q.stride(), call.k.stride(), call.v.stride(), *call.described(blocks), call.mask.span,
             call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys,
@@ -90,17 +84,17 @@ def decode(call: Call, found: Found) -> None:
             keys = min(span.limit, grid.queries + span.high) - max(span.low, 0) + blocks.columns
         numbers = call.batch * call.problem.key_heads
         splits, per_split = split(max(keys, 1), blocks.columns, numbers, processors(call.device))
-        values = call.empty(grid.queries, splits, form.padded_width)
-        peaks, totals = torch.empty((2, call.rows, grid.queries, splits), device=call.device).unbind(0)
-        weighted = call.empty(grid.queries, splits) if observing else None
-        split_keys[(numbers * splits,)](
-            call.q, call.k, call.v, values, peaks, totals, weighted, call.q.stride(), call.k.stride(), call.v.stride(),
+        parts = call.empty(grid.queries, splits, form.padded_width + 3)
+        call.launch(
+            ("split", blocks, splits, observing), split_keys, (numbers * splits,),
+            call.q, call.k, call.v, parts, call.q.stride(), call.k.stride(), call.v.stride(),
             call.mask.span, call.mask.arrays, call.scoring, grid.queries, grid.keys, per_split, splits,
             ENTROPY=observing, BM=blocks.rows, BN=blocks.columns, form=form,
             num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
         )  # fmt: skip
-        merge_parts[(call.rows * grid.queries,)](
-            values, peaks, totals, weighted, *found, call.sinks, call.scoring, grid.queries, splits,
+        call.launch(
+            ("merge", splits, observing), merge_parts, (call.rows * grid.queries,),
+            parts, *found, call.sinks, call.scoring, grid.queries, splits,
             SINKS=call.sinks is not None, ENTROPY=observing, SPLITS=power_of_2(splits), form=form, **EXACT,
         )  # fmt: skip
 
@@ -115,15 +109,9 @@ def split(keys: int, tile: int, numbers: int, processors: int) -> tuple[int, int
     return cdiv(tiles, each), each * tile
 
 
-@cache
-def processors(device: torch.device) -> int:
-    """How many programs run side by side; a small number in the interpreter."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
-
-
 def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
     """dq, dk and dv shaped as q, k and v, sums over broadcast batch axes included; and dsinks."""
-    call = Call(problem)
+    call = Call.of(problem)
     grid, form = call.grid, call.form
     dout = call.aligned(call.one_batch_axis(dout))
     output = call.aligned(output).contiguous()

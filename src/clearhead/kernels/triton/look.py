@@ -12,7 +12,7 @@ from clearhead.kernels.triton import hopper, spans
 from clearhead.kernels.triton.call import Call
 from clearhead.kernels.triton.device import Lists
 from clearhead.kernels.triton.observe import by_key, pool, rows_of_weights, top_keys
-from clearhead.kernels.triton.tuning import Blocks, cdiv, power_of_2
+from clearhead.kernels.triton.tuning import Blocks, cdiv, pooling, power_of_2
 from clearhead.observe import Map, Rows, Top, Want
 
 STRIPS = 2**26  # numbers of a map that is not yet pooled, at most, held at once
@@ -30,6 +30,9 @@ def look_again(call: Call, want: Want, peak: torch.Tensor, total: torch.Tensor) 
     if not want.by_tile:
         return {}
     found = hopper.look_again(call, want)
+    rest = {"received": want.received, "map": want.map, "top": want.top, "queries": want.queries}
+    if not want.weights and all(name in found for name, wanted in rest.items() if wanted is not None):
+        return found
     shift, inverse = denominators(peak, total)
     if (want.received is not None and "received" not in found) or (want.map is not None and "map" not in found):
         found |= received_and_map(call, want, shift, inverse)
@@ -64,16 +67,21 @@ def received_and_map(call: Call, want: Want, shift: torch.Tensor, inverse: torch
         for first in range(0, call.rows, at_once):
             some = min(at_once, call.rows - first)
             sums, tops = (shift.new_zeros((some, bins, units)) if want.map else nothing for _ in range(2))
-            by_key[(across * some,)](
+            call.launch(
+                ("by_key", blocks, asked, bins, counted, first), by_key, (across * some,),
                 call.q, call.k, shift, inverse, received, sums, tops, call.q.stride(), call.k.stride(),
                 call.mask.span, states, call.mask.arrays, call.scoring, grid.queries, grid.keys, counted, bins, each,
                 first, RECEIVED=asked, MAP=want.map is not None, POOLED=pooled, LISTED=listed,
                 BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
             )  # fmt: skip
             if want.map:
-                pool[(some * bins, cells)](
-                    sums, tops, mean, most, units, grid.queries, grid.keys, bins, cells, first, BN=128
-                )
+                at_once, units_at_once = pooling(units, cells)
+                call.launch(
+                    ("pool", units, bins, cells, first), pool, (some * bins, cdiv(cells, at_once)),
+                    sums, tops, mean, most, units, grid.queries, grid.keys, bins, cells, first,
+                    EVEN=grid.queries % bins == 0 and grid.keys % cells == 0 and units % cells == 0,
+                    CELLS=at_once, BN=units_at_once,
+                )  # fmt: skip
 
     if call.rows and grid.keys and grid.queries:
         call.fitted("by_key", -(-grid.queries // max(bins, 1)), launch)
@@ -106,7 +114,8 @@ def top(call: Call, count: int, shift: torch.Tensor, inverse: torch.Tensor) -> T
     indices = call.empty(grid.queries, count, dtype=torch.int32)
 
     def launch(blocks: Blocks) -> None:
-        top_keys[(cdiv(grid.queries, blocks.rows) * call.rows,)](
+        call.launch(
+            ("top", blocks, count), top_keys, (cdiv(grid.queries, blocks.rows) * call.rows,),
             call.q, call.k, shift, inverse, weights, indices, call.q.stride(), call.k.stride(), call.mask.span,
             call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys, count,
             K=max(2, power_of_2(count)), REVERSED=call.backwards,

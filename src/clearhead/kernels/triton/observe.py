@@ -134,23 +134,39 @@ def by_key(
 
 
 @triton.jit
-def pool(sums, tops, mean, most, units, T, S, bins, cells, first_number, BN: tl.constexpr):
-    """Strips of a map, one number for each of `units`, become cells: the mean and the largest."""
-    strip, cell = tl.program_id(0), tl.program_id(1)
-    start = tl.cdiv(cell.to(tl.int64) * units, cells)
-    stop = tl.cdiv(tl.cast(cell + 1, tl.int64) * units, cells)
-    total = tl.zeros((BN,), tl.float32)
-    largest = tl.zeros((BN,), tl.float32)
-    for first in range(start, stop, BN):
-        at = first + tl.arange(0, BN)
-        total += tl.load(sums + strip.to(tl.int64) * units + at, mask=at < stop, other=0.0)
-        largest = tl.maximum(largest, tl.load(tops + strip.to(tl.int64) * units + at, mask=at < stop, other=0.0))
-    place = tl.cast(strip % bins, tl.int64)
-    rows = tl.cdiv((place + 1) * T, bins) - tl.cdiv(place * T, bins)
-    columns = tl.cdiv(tl.cast(cell + 1, tl.int64) * S, cells) - tl.cdiv(cell.to(tl.int64) * S, cells)
+def pool(
+    sums, tops, mean, most, units, T, S, bins, cells, first_number,
+    EVEN: tl.constexpr, CELLS: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Strips of a map, one number for each of `units`, become cells: the mean and the largest; CELLS to a program.
+
+    EVEN where all cells have the same number of queries and of units: no division for each of them.
+    """
+    strip = tl.program_id(0)
+    cell = (tl.program_id(1) * CELLS + tl.arange(0, CELLS)).to(tl.int64)
+    if EVEN:
+        start = cell * (units // cells)
+        stop = tl.where(cell < cells, start + units // cells, 0)
+    else:
+        start = tl.cdiv(cell * units, cells)
+        stop = tl.where(cell < cells, tl.cdiv((cell + 1) * units, cells), 0)
+    base = strip.to(tl.int64) * units
+    total = tl.zeros((CELLS, BN), tl.float32)
+    largest = tl.zeros((CELLS, BN), tl.float32)
+    for first in range(0, tl.cdiv(units, cells), BN):
+        at = start[:, None] + first + tl.arange(0, BN)[None, :]
+        inside = at < stop[:, None]
+        total += tl.load(sums + base + at, mask=inside, other=0.0)
+        largest = tl.maximum(largest, tl.load(tops + base + at, mask=inside, other=0.0))
+    if EVEN:
+        pairs = tl.cast(T // bins, tl.int64) * (S // cells)
+    else:
+        place = tl.cast(strip % bins, tl.int64)
+        rows = tl.cdiv((place + 1) * T, bins) - tl.cdiv(place * T, bins)
+        pairs = rows * (tl.cdiv((cell + 1) * S, cells) - tl.cdiv(cell * S, cells))
     at = (first_number * bins + strip).to(tl.int64) * cells + cell
-    tl.store(mean + at, tl.sum(total, 0) / (rows * columns).to(tl.float32))
-    tl.store(most + at, tl.max(largest, 0))
+    tl.store(mean + at, tl.sum(total, 1) / pairs.to(tl.float32), mask=cell < cells)
+    tl.store(most + at, tl.max(largest, 1), mask=cell < cells)
 
 
 @triton.jit

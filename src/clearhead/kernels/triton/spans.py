@@ -36,33 +36,13 @@ class Prepared:
 
 
 def prepare(mask: Mask | None, grid: Grid, on: torch.device) -> Prepared:
-    """What the kernels are given for a mask. A mask value that is used again keeps what was built for it."""
+    """What the kernels are given for a mask."""
     if mask is None:
         return _from_span((-FAR, FAR, grid.keys), grid, on)
     limits = as_span(mask, grid)
     if limits is not None:
         return _from_span(limits, grid, on)
-    if _writable(mask):
-        return _from_tree(mask, grid, on)
-    owner, known = _remembered.get(id(mask), (None, {}))
-    if owner is not mask:
-        if len(_remembered) >= 64:
-            _remembered.clear()
-        owner, known = _remembered[id(mask)] = (mask, {})
-    if (grid, on) not in known:
-        known[grid, on] = _from_tree(mask, grid, on)
-    return known[grid, on]
-
-
-# programs by their mask's identity; the mask is kept too, so that its number is not given to another
-_remembered: dict[int, tuple[Mask, dict[tuple[Grid, torch.device], Prepared]]] = {}
-
-
-def _writable(mask: Mask) -> bool:
-    """True where a part of it is an array that its owner may write to."""
-    if isinstance(mask, Both | Either):
-        return _writable(mask.left) or _writable(mask.right)
-    return _writable(mask.mask) if isinstance(mask, Not) else isinstance(mask, Where)
+    return _from_tree(mask, grid, on)
 
 
 def as_span(mask: Mask, grid: Grid) -> tuple[Array, Array, Array] | None:

@@ -84,6 +84,9 @@ PRECISION = "ieee"
 # whether full tiles of keys and values are fetched by the copy engine where it can
 DESCRIBED = True
 
+# how often `remember` has written
+written = 0
+
 # whether Hopper's own kernels are used where they take a problem
 GLUON = True
 
@@ -100,19 +103,27 @@ def power_of_2(n: int) -> int:
 
 def blocks(kernel: str, key: tuple[str, int, int], size: int, capability: tuple[int, int], device: str) -> Blocks:
     """The blocks of a kernel for (dtype, padded features, padded features of a value), for at most `size` rows."""
-    if kernel in FIXED:
-        found = FIXED[kernel]
-    else:
-        kind = "float" if key[0] == "float32" else "half"
-        table = {**(HOPPER if capability >= (9, 0) else AMPERE), **measured(device)}
-        wide = max(key[1:])
-        found = next(table[kernel, kind, w] for w in WIDTHS if w >= wide and (kernel, kind, w) in table)
+    kind = "float" if key[0] == "float32" else "half"
+    found = FIXED.get(kernel) or listed(kernel, kind, max(key[1:]), capability, device)
     if kernel == "decode":
         return found._replace(rows=max(16, 1 << max(size - 1, 0).bit_length()))
     rows = found.rows
     while rows > 16 and rows // 2 >= size:
         rows //= 2
     return found._replace(rows=rows, warps=4 if rows < 64 else found.warps)
+
+
+def pooling(units: int, cells: int) -> tuple[int, int]:
+    """How many cells of a map a program makes of strips of `units`, and how many units of each it reads at once."""
+    at_once = min(128, power_of_2(cdiv(units, cells)))
+    return min(power_of_2(cells), 2048 // at_once), at_once
+
+
+@cache
+def listed(kernel: str, kind: str, wide: int, capability: tuple[int, int], device: str) -> Blocks:
+    """The blocks of the table, or those that were measured."""
+    table = {**(HOPPER if capability >= (9, 0) else AMPERE), **measured(device)}
+    return next(table[kernel, kind, w] for w in WIDTHS if w >= wide and (kernel, kind, w) in table)
 
 
 def less(blocks: Blocks) -> Blocks | None:
@@ -154,4 +165,7 @@ def remember(device: str, found: dict[tuple[str, str, int], Blocks]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(known, indent=1))
     measured.cache_clear()
+    listed.cache_clear()
+    global written
+    written += 1
     return path

@@ -1,0 +1,113 @@
+"""Calls of one kind: they differ in nothing but the numbers in q, k and v, and what is prepared for one serves all."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from clearhead.arrays import Array, is_torch
+from clearhead.grid import Alignment
+from clearhead.kernels.triton import tuning
+from clearhead.mask import Both, Either, Mask, Not
+from clearhead.masks import Band, Before, Documents, GlobalTokens, RandomBlocks
+from clearhead.positions import Alibi
+from clearhead.problem import Problem
+
+SMALL = 4096  # bytes of an array that are compared as a part of the key
+MOST = 128  # kinds that are remembered
+
+
+class Unlike(Exception):
+    """Raised for what may differ without a sign: arrays on a device, or of a class that is not known here."""
+
+
+class Kind:
+    """What prepared things depend on: a key, and the arrays of masks that are too large to be a part of it.
+
+    A mask with large arrays is in the key by its identity, and known by a weak reference alone. Its arrays may share
+    memory with the caller's, who may write to it: they are compared with copies of what they were.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.owners: list[weakref.ref[Mask]] = []
+        self.arrays: list[np.ndarray] = []
+        q, k, v, sinks = problem.q, problem.k, problem.v, problem.sinks
+        if problem.dropout is not None or not (sinks is None or is_torch(sinks)):
+            raise Unlike
+        self.key = (
+            q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device,
+            q.data_ptr() % 16, k.data_ptr() % 16, v.data_ptr() % 16,
+            problem.scale, problem.softcap, None if sinks is None else (sinks.dtype, sinks.data_ptr() % 16),
+            None if problem.mask is None else self.of_mask(problem.mask),
+            None if problem.bias is None else self.of_bias(problem.bias),
+            tuning.PRECISION, tuning.DESCRIBED, tuple(tuning.FIXED.items()), tuning.written,
+        )  # fmt: skip
+
+    def of_mask(self, mask: Mask) -> Any:
+        """A mask's part of the key."""
+        if isinstance(mask, Band):
+            return (Band, mask.back, mask.ahead, self.of_alignment(mask.alignment, mask))
+        if isinstance(mask, Before):
+            return (Before, self.of_array(mask.count, mask))
+        if isinstance(mask, Documents):
+            queries = None if mask.queries is None else self.of_array(mask.queries, mask)
+            return (Documents, self.of_array(mask.keys, mask), queries)
+        if isinstance(mask, GlobalTokens):
+            return (GlobalTokens, self.of_array(mask.indices, mask), self.of_alignment(mask.alignment, mask))
+        if isinstance(mask, RandomBlocks):
+            return (RandomBlocks, mask.block, mask.count, mask.seed)
+        if isinstance(mask, Both | Either):
+            return (type(mask), self.of_mask(mask.left), self.of_mask(mask.right))
+        if isinstance(mask, Not):
+            return (Not, self.of_mask(mask.mask))
+        raise Unlike
+
+    def of_bias(self, bias: Any) -> Any:
+        """A bias's part of the key."""
+        if not isinstance(bias, Alibi):
+            raise Unlike
+        return (Alibi, self.of_array(bias.slopes, bias), self.of_alignment(bias.alignment, bias))
+
+    def of_alignment(self, alignment: Alignment, owner: Any) -> Any:
+        """An alignment's part of the key."""
+        return alignment.align if alignment.given is None else self.of_array(alignment.given, owner)
+
+    def of_array(self, array: Array, owner: Any) -> Any:
+        """An array's part of the key: its numbers, or where they are many, who holds it."""
+        if not isinstance(array, np.ndarray):
+            raise Unlike
+        if array.nbytes <= SMALL:
+            return (array.shape, array.dtype.char, array.tobytes())
+        self.owners.append(weakref.ref(owner))
+        self.arrays.append(array)
+        return self.owners[-1]
+
+
+class Remembered:
+    """Something for each of the last kinds; forgotten with a mask that it is for, or when that was written to."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, tuple[list[np.ndarray], Any]] = {}
+        self.owners: dict[Any, list[weakref.ref[Mask]]] = {}  # of those that go with a mask
+
+    def get(self, kind: Kind) -> Any:
+        """What was kept for calls of this kind; None where there is nothing, or arrays of its mask have changed."""
+        found = self.known.get(kind.key)
+        if found is None or not all(map(np.array_equal, kind.arrays, found[0])):
+            return None
+        return found[1]
+
+    def keep(self, kind: Kind, thing: Any) -> None:
+        """Keep something for all calls of this kind."""
+        if len(self.known) >= MOST:
+            self.known.clear()
+            self.owners.clear()
+        for key, owners in list(self.owners.items()):
+            if any(owner() is None for owner in owners):
+                self.known.pop(key, None)
+                self.owners.pop(key, None)
+        self.known[kind.key] = ([array.copy() for array in kind.arrays], thing)
+        if kind.owners:
+            self.owners[kind.key] = kind.owners
