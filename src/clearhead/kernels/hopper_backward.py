@@ -1,0 +1,378 @@
+"""Gradients on Hopper's own units: one pass over all pairs, five matrix products for a tile instead of seven.
+
+A program owns a block of keys, and tiles of queries go by, with the gradients of their outputs. Tiles are turned, keys
+down, so that weights are left operands where they are computed, in registers:
+
+    scoresᵀ = k @ qᵀ                        (rows of keys, columns of queries)
+    pᵀ      = 2^(c·scoresᵀ − shift)         `shift` of a query is c·peak + log2 total; +inf where it sees nothing
+    dpᵀ     = v @ doutᵀ
+    dsᵀ     = pᵀ · (dpᵀ − taken)            `taken` of a query is Σ dout · output
+    dv     += pᵀ @ dout
+    dk     += dsᵀ @ q
+    dq      = ds @ k                        added to what other blocks of keys give these queries
+
+One warp, the producer, copies tiles of queries and of gradients into two rings in shared memory. Two consumers, of four
+warps and 64 keys each, compute. For dq they need each other's ds, which goes through shared memory: a consumer computes
+the scores of the next tile before it asks for the other's, so that neither waits long, and takes exponentials while
+ds @ k is computed. FlashAttention-3's backward (Shah and others, 2024, arXiv:2407.08608) divides the work in this way.
+
+dq is added up in float32, in memory, in the order in which blocks come to it, so its last bits may differ from run to
+run. It lies there by pieces, in the order in which threads hold it, so that a thread adds four numbers at a time.
+
+CUT and FORM are the values of `gluon_backward.py` that say how the work is cut up and what is computed.
+"""
+
+from __future__ import annotations
+
+import math
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+LOG2E = gl.constexpr(math.log2(math.e))
+PRODUCER_REGISTERS = gl.constexpr(24)
+ROWS = gl.constexpr(64)  # keys of a consumer; and rows and columns of a piece of dq
+CONSUMERS = gl.constexpr(2)
+
+
+@gluon.jit
+def tiles_seen(first, queries, upper, lower, FORM: gl.constexpr, N: gl.constexpr):
+    """The tiles [begin, end) hold the queries that see some key of a block."""
+    begin = 0
+    end = queries
+    if FORM.value.upper:
+        begin = gl.minimum(gl.maximum(first - upper, 0), queries - 1) // N
+    if FORM.value.lower:
+        end = gl.minimum(gl.maximum(first + ROWS * CONSUMERS - lower, 0), queries)
+    return begin, gl.maximum((end + N - 1) // N, begin + 1)
+
+
+@gluon.jit
+def place_of(step, work, FORM: gl.constexpr):
+    """The tile of a step, and which of the heads that share the keys it is from; past the last, any."""
+    begin, count, start = work
+    member = 0
+    tile = step
+    if FORM.value.grouped:
+        member = step // count
+        tile = step - member * count
+    if FORM.value.spread:
+        tile += start
+        tile = gl.where(tile >= count, tile - count, tile)
+    return begin + tile, member
+
+
+@gluon.jit
+def copy_tile(rows, numbers, place, coordinates, ring, step, STAGES: gl.constexpr):
+    """Copy a tile and the numbers of its queries into the ring's slot for this step, once it is free."""
+    slot = step % STAGES
+    mbarrier.wait(ring[3].index(slot), ((step // STAGES) & 1) ^ 1)
+    full = ring[2].index(slot)
+    mbarrier.expect(full, rows.block_type.nbytes + numbers.block_type.nbytes)
+    tma.async_copy_global_to_shared(rows, coordinates, full, ring[0].index(slot))
+    tma.async_copy_global_to_shared(numbers, [place], full, ring[1].index(slot))
+
+
+@gluon.jit
+def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
+    """Copy all tiles; of queries one more than there are, which nobody uses."""
+    q_rows, dout_rows, shifts, takens, batch, head, heads, tiles, steps, walk, q_ring, dout_ring = load
+    N: gl.constexpr = CUT.value.columns
+    for step in range(steps + 1):
+        tile, member = place_of(step, walk, FORM)
+        place = ((batch * heads + head + member) * tiles + tile) * N
+        copy_tile(q_rows, shifts, place, [batch, head + member, tile * N, 0], q_ring, step, CUT.value.stages)
+        if step < steps:
+            copy_tile(dout_rows, takens, place, [batch, head + member, tile * N, 0], dout_ring, step,
+                      CUT.value.dout_stages)  # fmt: skip
+
+
+@gluon.jit
+def await_tile(ring, step, STAGES: gl.constexpr):
+    """Wait until the tile of this step is there."""
+    mbarrier.wait(ring[2].index(step % STAGES), (step // STAGES) & 1)
+
+
+@gluon.jit
+def tile_of(ring, step, STAGES: gl.constexpr):
+    """The tile of this step: (columns, width)."""
+    tile = ring[0].index(step % STAGES)
+    return tile.reshape([tile.shape[2], tile.shape[3]])
+
+
+@gluon.jit
+def release_tile(ring, step, STAGES: gl.constexpr):
+    """Let the producer fill the slot of this step anew."""
+    mbarrier.arrive(ring[3].index(step % STAGES), count=1)
+
+
+@gluon.jit
+def turned_product(block, tile, CUT: gl.constexpr):
+    """Start block @ tileᵀ."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
+    zeros = gl.full([ROWS, CUT.value.columns], 0.0, gl.float32, layout)
+    return warpgroup_mma(block, tile.permute((1, 0)), zeros, is_async=True, use_acc=False)
+
+
+@gluon.jit
+def weights(scores, ring, step, tile, key, bounds, numbers, FORM: gl.constexpr, CUT: gl.constexpr):
+    """The weights of a tile; 0 where a query does not see a key."""
+    keys, upper, lower, first = bounds
+    scale, softcap, factor = numbers
+    N: gl.constexpr = CUT.value.columns
+    shift = ring[1].index(step % CUT.value.stages).load(gl.SliceLayout(0, scores.type.layout))
+    if FORM.value.softcap:
+        scores = softcap - 2 * softcap / (gl.exp2(scores * (scale / softcap * 2 * LOG2E)) + 1)
+    p = gl.exp2(scores * factor - shift[None, :])
+    mixed = first + ROWS * CONSUMERS > keys
+    if FORM.value.upper:
+        mixed = mixed | (tile * N + upper < first + ROWS * CONSUMERS - 1)
+    if FORM.value.lower:
+        mixed = mixed | (tile * N + N - 1 + lower > first)
+    if mixed:
+        query = tile * N + gl.arange(0, N, gl.SliceLayout(0, scores.type.layout))
+        start = gl.full([ROWS], -(2**30), gl.int32, key.type.layout)
+        if FORM.value.upper:
+            start = key - upper
+        seen = query[None, :] >= gl.where(key < keys, start, 2**30)[:, None]
+        if FORM.value.lower:
+            seen = seen & (query[None, :] <= (key - lower)[:, None])
+        p = gl.where(seen, p, 0.0)
+    return p
+
+
+@gluon.jit
+def slope_of(p, shift, softcap):
+    """The slope of the cap, from the weights that came of it: 1 − (score / softcap)²; 0 where the weight is 0."""
+    score = (gl.log2(p) + shift[None, :]) * (1.0 / (softcap * LOG2E))
+    return gl.where(p > 0, 1.0 - score * score, 0.0)
+
+
+@gluon.jit
+def add_piece(dqs, piece, dq):
+    """Add a piece of dq, 64 by 64, to what is there, in the order in which threads hold it."""
+    x = gl.permute(gl.reshape(dq, [4, 2, 8, 8, 4, 2]), (0, 2, 4, 3, 1, 5))
+    x = gl.reshape(x, [128, 8, 4])
+    layout: gl.constexpr = x.type.layout
+    thread = gl.arange(0, 128, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    part = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    entry = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    base = dqs + piece.to(gl.int64) * (ROWS * ROWS)
+    at = thread[:, None, None] * 4 + part[None, :, None] * 512 + entry[None, None, :]
+    gl.atomic_add(base + at, x, sem="relaxed")
+
+
+@gluon.jit
+def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
+    """dk and dv of one consumer's keys, and its half of what the block of keys adds to dq."""
+    dk_rows, dv_rows, dqs, place, walk, steps, bounds, numbers, blocks, rings, exchange = work
+    N: gl.constexpr = CUT.value.columns
+    STAGES: gl.constexpr = CUT.value.stages
+    DOUT: gl.constexpr = CUT.value.dout_stages
+    WIDTH: gl.constexpr = FORM.value.width
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, WIDTH, 16])
+    PIECE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, ROWS, 16])
+    batch, head, heads, key_head, tiles = place
+    first = bounds[3]
+    k_block, v_block, kv_full = blocks
+    q_ring, dout_ring = rings
+    ds_tiles, ds_full, ds_free, done = exchange
+    key = first + INDEX * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
+    k = k_block.index(INDEX).reshape([ROWS, WIDTH])
+    v = v_block.index(INDEX).reshape([ROWS, WIDTH])
+    type: gl.constexpr = k_block.dtype
+    dk = gl.full([ROWS, WIDTH], 0.0, gl.float32, SUMS)
+    dv = gl.full([ROWS, WIDTH], 0.0, gl.float32, SUMS)
+    nothing = gl.full([ROWS, ROWS], 0.0, gl.float32, PIECE)
+
+    mbarrier.wait(kv_full, 0)
+    await_tile(q_ring, 0, STAGES)
+    scores = warpgroup_mma_wait(0, deps=(turned_product(k, tile_of(q_ring, 0, STAGES), CUT),))
+    tile, _ = place_of(0, walk, FORM)
+    p = weights(scores, q_ring, 0, tile, key, bounds, numbers, FORM, CUT)
+    for step in range(steps):
+        # dp, and dv of this tile
+        await_tile(dout_ring, step, DOUT)
+        dout = tile_of(dout_ring, step, DOUT)
+        taken = dout_ring[1].index(step % DOUT).load(gl.SliceLayout(0, SCORES))
+        dp = gl.full([ROWS, N], 0.0, gl.float32, SCORES) - taken[None, :]
+        dp = warpgroup_mma(v, dout.permute((1, 0)), dp, is_async=True)
+        p = p.to(type)
+        p_left = gl.convert_layout(p, gl.DotOperandLayout(0, SUMS, 2))
+        dv = warpgroup_mma(p_left, dout, dv, is_async=True)
+        dp = warpgroup_mma_wait(1, deps=(dp,))
+        p = p.to(gl.float32)
+        ds = p * dp
+        if FORM.value.softcap:
+            shift = q_ring[1].index(step % STAGES).load(gl.SliceLayout(0, SCORES))
+            ds = ds * slope_of(p, shift, numbers[1])
+        ds = ds.to(type)
+        # ds for the other consumer, dk of this tile, the next tile's scores
+        slot = step % 2
+        mbarrier.wait(ds_free.index(slot), ((step // 2) & 1) ^ 1)
+        ds_tiles.index(slot * CONSUMERS + INDEX).store(ds)
+        fence_async_shared()
+        mbarrier.arrive(ds_full.index(slot), count=1)
+        ds_left = gl.convert_layout(ds, gl.DotOperandLayout(0, SUMS, 2))
+        dk = warpgroup_mma(ds_left, tile_of(q_ring, step, STAGES), dk, is_async=True)
+        await_tile(q_ring, step + 1, STAGES)
+        scores = turned_product(k, tile_of(q_ring, step + 1, STAGES), CUT)
+        dv, p_left = warpgroup_mma_wait(2, deps=(dv, p_left))
+        # dq of this tile, the next tile's weights
+        mbarrier.wait(ds_full.index(slot), (step // 2) & 1)
+        dq = nothing
+        for other in gl.static_range(CONSUMERS):
+            left = ds_tiles.index(slot * CONSUMERS + other).permute((1, 0))
+            right = k_block.index(other).reshape([ROWS, WIDTH])
+            if N > ROWS:
+                left = left.slice(INDEX * ROWS, ROWS, dim=0)
+            else:
+                right = right.slice(INDEX * ROWS, ROWS, dim=1)
+            dq = warpgroup_mma(left, right, dq, is_async=True, use_acc=other > 0)
+        scores, dk, ds_left = warpgroup_mma_wait(2, deps=(scores, dk, ds_left))
+        release_tile(dout_ring, step, DOUT)
+        release_tile(q_ring, step, STAGES)
+        tile, _ = place_of(step + 1, walk, FORM)
+        p = weights(scores, q_ring, step + 1, tile, key, bounds, numbers, FORM, CUT)
+        dq = warpgroup_mma_wait(0, deps=(dq,))
+        mbarrier.arrive(ds_free.index(slot), count=1)
+        tile, member = place_of(step, walk, FORM)
+        add_piece(dqs, ((batch * heads + head + member) * tiles + tile) * 2 + INDEX, dq)
+
+    mbarrier.arrive(done, count=1)
+    v.store(dv.to(type))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(dv_rows, [batch, key_head, first + INDEX * ROWS, 0], v_block.index(INDEX))
+    mbarrier.wait(done, 0)  # the other consumer reads these keys too
+    k.store((dk * numbers[0]).to(type))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(dk_rows, [batch, key_head, first + INDEX * ROWS, 0], k_block.index(INDEX))
+    tma.store_wait(0)
+
+
+@gluon.jit
+def new_ring(rows, numbers, STAGES: gl.constexpr, N: gl.constexpr):
+    """Slots for tiles and the numbers of their queries; a barrier each for 'it is there' and 'it has been used'."""
+    buffers = gl.allocate_shared_memory(rows.dtype, [STAGES, 1, 1, N, rows.block_shape[3]], rows.layout)
+    values = gl.allocate_shared_memory(gl.float32, [STAGES, N], numbers.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=CONSUMERS)
+    return buffers, values, full, empty
+
+
+@gluon.jit(
+    do_not_specialize=["queries", "keys", "group", "upper", "lower", "tiles"], do_not_specialize_on_alignment=["dqs"]
+)
+def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, takens, dqs, queries, keys, group, upper, lower,
+            tiles, scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+    """dk and dv of one block of keys of one head, and what it adds to dq of all queries that see some of it."""
+    N: gl.constexpr = CUT.value.columns
+    WIDTH: gl.constexpr = FORM.value.width
+    first = gl.program_id(0) * (ROWS * CONSUMERS)  # the first keys of a causal head are seen by most: they go first
+    key_head = gl.program_id(1)
+    batch = gl.program_id(2)
+    head = key_head * group
+    heads = gl.num_programs(1) * group
+    begin, end = tiles_seen(first, queries, upper, lower, FORM, N)
+    count = end - begin
+    # blocks that run side by side start with different tiles, so as not to add to the same numbers at the same time
+    walk = (begin, count, (gl.program_id(0) * count) // gl.num_programs(0))
+    steps = count * group
+
+    k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, WIDTH], k_rows.layout)
+    v_block = gl.allocate_shared_memory(v_rows.dtype, [CONSUMERS, 1, 1, ROWS, WIDTH], v_rows.layout)
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(kv_full, count=1)
+    q_ring = new_ring(q_rows, shifts, CUT.value.stages, N)
+    dout_ring = new_ring(dout_rows, takens, CUT.value.dout_stages, N)
+    TURNED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, N], k_rows.dtype)
+    ds_tiles = gl.allocate_shared_memory(k_rows.dtype, [2 * CONSUMERS, ROWS, N], TURNED)
+    ds_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    ds_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(ds_full.index(slot), count=CONSUMERS)
+        mbarrier.init(ds_free.index(slot), count=CONSUMERS)
+    done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(done, count=CONSUMERS)
+    fence_async_shared()
+
+    mbarrier.expect(kv_full, CONSUMERS * (k_rows.block_type.nbytes + v_rows.block_type.nbytes))
+    for index in gl.static_range(CONSUMERS):
+        place = [batch, key_head, first + index * ROWS, 0]
+        tma.async_copy_global_to_shared(k_rows, place, kv_full, k_block.index(index))
+        tma.async_copy_global_to_shared(v_rows, place, kv_full, v_block.index(index))
+
+    work = (dk_rows, dv_rows, dqs, (batch, head, heads, key_head, tiles), walk, steps, (keys, upper, lower, first),
+            (scale, softcap, factor), (k_block, v_block, kv_full), (q_ring, dout_ring),
+            (ds_tiles, ds_full, ds_free, done))  # fmt: skip
+    load = (q_rows, dout_rows, shifts, takens, batch, head, heads, tiles, steps, walk, q_ring, dout_ring)
+    gl.warp_specialize(
+        [(consume, (work, 0, FORM, CUT)), (consume, (work, 1, FORM, CUT)), (produce, (load, FORM, CUT))],
+        [4, 1], [CUT.value.registers, PRODUCER_REGISTERS],
+    )  # fmt: skip
+
+
+@gluon.jit(
+    do_not_specialize=["first", "queries", "length", "padded", "batch_step", "head_step", "row_step"],
+    do_not_specialize_on_alignment=["peaks", "totals", "shifts", "takens"],
+)
+def lay_out(dout, output, peaks, totals, shifts, takens, first, queries, length, padded, batch_step, head_step,
+            row_step, WIDTH: gl.constexpr):  # fmt: skip
+    """Shift and −taken of 64 queries; of those that are not there, or see nothing, +inf and 0."""
+    ACROSS: gl.constexpr = WIDTH // 8
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])
+    head = gl.program_id(1)
+    batch = gl.program_id(2)
+    number = (batch * gl.num_programs(1) + head).to(gl.int64)
+    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    column = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    inside = row < queries
+    place = number * length + first + row
+    peak = gl.load(peaks + place, inside, float("-inf"))
+    total = gl.load(totals + place, inside, 1.0)
+    seen = (peak > float("-inf")) & (total > 0)
+    dout += batch.to(gl.int64) * batch_step + head.to(gl.int64) * head_step
+    at = (first + row).to(gl.int64)[:, None]
+    given = gl.load(dout + at * row_step + column[None, :], inside[:, None], 0.0).to(gl.float32)
+    result = gl.load(output + place[:, None] * WIDTH + column[None, :], inside[:, None], 0.0).to(gl.float32)
+    taken = gl.where(seen, gl.sum(given * result, 1), 0.0)
+    shift = gl.where(seen, peak * LOG2E + gl.log2(gl.where(seen, total, 1.0)), float("inf"))
+    gl.store(shifts + number * padded + row, shift)
+    gl.store(takens + number * padded + row, -taken)
+
+
+@gluon.jit(
+    do_not_specialize=["first", "queries", "length", "padded"],
+    do_not_specialize_on_alignment=["dqs"],
+)
+def finish(dqs, dq_at, first, queries, length, padded, scale, WIDTH: gl.constexpr):
+    """One piece of dq, times scale, to its place among the rows of dq."""
+    block = gl.program_id(0)
+    part = gl.program_id(1)
+    number = gl.program_id(2).to(gl.int64)
+    held: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32, 1], [1, gl.num_warps(), 1], [2, 1, 0])
+    rows: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    group = gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, held)))
+    thread = gl.arange(0, 128, gl.SliceLayout(0, gl.SliceLayout(2, held)))
+    entry = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, held)))
+    base = dqs + number * padded * WIDTH + (block * (WIDTH // ROWS) + part) * (ROWS * ROWS)
+    at = group[:, None, None] * 512 + thread[None, :, None] * 4 + entry[None, None, :]
+    x = gl.load(base + at) * scale
+    # (8 groups of columns, warp, row, pair of columns, row + 8 or not, column) as rows and columns
+    x = gl.permute(gl.reshape(x, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
+    x = gl.convert_layout(gl.reshape(x, [ROWS, ROWS]), rows)
+    row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, rows))
+    column = part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, rows))
+    place = (number * length + first + row)[:, None] * WIDTH + column[None, :]
+    gl.store(dq_at + place, x.to(dq_at.dtype.element_ty), (row < queries)[:, None])
