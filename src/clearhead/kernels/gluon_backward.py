@@ -56,22 +56,23 @@ def gradients(
     upper: int | None = None,
     lower: int | None = None,
     softcap: float | None = None,
+    keys: int | None = None,
     cut: Cut | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk and dv of attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
 
-    Query i sees no key after i + upper, and none before i + lower. `peak` and `total` are those of the forward, for
-    each row the largest score and Σ e^(score − peak); `dout` and `output` are shaped as q. Queries that see nothing
-    and keys that nobody sees may hold anything and have gradient 0. The order in which dq is added up is not fixed:
-    its last bits may differ from run to run.
+    Query i sees no key after i + upper, none before i + lower, and none from `keys` on. `peak` and `total` are those
+    of the forward, for each row the largest score and Σ e^(score − peak); `dout` and `output` are shaped as q. Queries
+    that see nothing and keys that nobody sees may hold anything and have gradient 0. The order in which dq is added up
+    is not fixed: its last bits may differ from run to run.
     """
     batch, heads, length, width = q.shape
     high, low = (2**30 if upper is None else upper), (-(2**30) if lower is None else lower)
-    keys = k.shape[2]
+    keys = k.shape[2] if keys is None else keys
     # only queries that see something and keys that somebody sees take part
     first, last = max(0, -high), min(length, keys - low)
     start, stop = max(0, first + low), min(keys, last + high)
-    whole = (first, last, start, stop) == (0, length, 0, keys)
+    whole = (first, last, start, stop) == (0, length, 0, k.shape[2])
     new = torch.empty_like if whole else torch.zeros_like
     dq, dk, dv = (new(a, memory_format=torch.contiguous_format) for a in (q, k, v))
     queries, keys = last - first, stop - start

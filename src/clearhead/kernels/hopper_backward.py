@@ -271,11 +271,9 @@ def new_ring(rows, numbers, STAGES: gl.constexpr, N: gl.constexpr):
     return buffers, values, full, empty
 
 
-@gluon.jit(
-    do_not_specialize=["queries", "keys", "group", "upper", "lower", "tiles"], do_not_specialize_on_alignment=["dqs"]
-)
-def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, takens, dqs, queries, keys, group, upper, lower,
-            tiles, scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+@gluon.jit(do_not_specialize=["queries", "keys", "group", "upper", "lower", "tiles"])
+def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, takens, dqs, queries, keys, group, upper,
+            lower, tiles, scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
     """dk and dv of one block of keys of one head, and what it adds to dq of all queries that see some of it."""
     N: gl.constexpr = CUT.value.columns
     WIDTH: gl.constexpr = FORM.value.width
@@ -352,10 +350,7 @@ def lay_out(dout, output, peaks, totals, shifts, takens, first, queries, length,
     gl.store(takens + number * padded + row, -taken)
 
 
-@gluon.jit(
-    do_not_specialize=["first", "queries", "length", "padded"],
-    do_not_specialize_on_alignment=["dqs"],
-)
+@gluon.jit(do_not_specialize=["first", "queries", "length", "padded"])
 def finish(dqs, dq_at, first, queries, length, padded, scale, WIDTH: gl.constexpr):
     """One piece of dq, times scale, to its place among the rows of dq."""
     block = gl.program_id(0)
