@@ -22,10 +22,10 @@ class Cut:
     """How the work is cut up: `columns` queries a tile."""
 
     columns: int = 64
-    stages: int = 3  # tiles of queries that shared memory holds
-    dout_stages: int = 2  # tiles of the gradients of their outputs
+    stages: int = 2  # tiles of queries, and of the gradients of their outputs, that shared memory holds
     registers: int = 240  # of each thread of a consumer
-    spread: bool = True  # blocks of keys start with different tiles of queries, where all see all
+    spread: bool = False  # blocks of keys start with different tiles of queries, where all see all
+    side: int = 2  # blocks for each processor, of heads side by side, where some have more to do than others
 
 
 # by head_dim, what 64k registers and 227 KB of shared memory hold; columns times head_dim is twice a piece
@@ -81,7 +81,7 @@ def gradients(
     cut = cut or CUTS[width]
     tiles = -(-queries // cut.columns)
     padded = tiles * cut.columns
-    shifts, takens = torch.empty((2, batch * heads * padded), dtype=torch.float32, device=q.device)
+    shifts = torch.empty(batch * heads * padded * 2, dtype=torch.float32, device=q.device)
     dqs = torch.zeros(batch * heads * padded * width, dtype=torch.float32, device=q.device)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
@@ -89,19 +89,22 @@ def gradients(
     q, given = q[:, :, first:], dout[:, :, first:]
     move = first - start
     spread = cut.spread and upper is None and lower is None
+    blocks = -(-keys // KEYS)
+    side = 1
+    if upper is not None or lower is not None:  # so many that the longest blocks of the last heads do not end alone
+        side = max(1, cut.side * torch.cuda.get_device_properties(q.device).multi_processor_count // blocks)
     form = Form(width, upper is not None, lower is not None, softcap is not None, heads != k.shape[1], spread)
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # PyTorch gives it no types
         lay_out[(padded // PIECE, heads, batch)](
-            dout, output, peak, total, shifts, takens, first, queries, length, padded, *dout.stride()[:3], width,
+            dout, output, peak, total, shifts, first, queries, length, padded, *dout.stride()[:3], width, cut.columns,
             num_warps=4,
         )  # fmt: skip
-        by_keys[(-(-keys // KEYS), k.shape[1], batch)](
+        by_keys[(blocks * batch * k.shape[1],)](
             described(q, queries, cut.columns), described(given, queries, cut.columns),
             described(k, keys, KEYS // 2), described(v, keys, KEYS // 2),
-            described(dk_seen, keys, KEYS // 2), described(dv_seen, keys, KEYS // 2),
-            numbers(shifts, cut.columns), numbers(takens, cut.columns), dqs,
-            queries, keys, heads // k.shape[1], high + move if upper is not None else 0,
-            low + move if lower is not None else 0, tiles,
+            described(dk_seen, keys, KEYS // 2), described(dv_seen, keys, KEYS // 2), numbers(shifts, cut.columns), dqs,
+            queries, keys, k.shape[1], batch * k.shape[1], side, heads // k.shape[1],
+            high + move if upper is not None else 0, low + move if lower is not None else 0, tiles,
             scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e), form, cut, num_warps=4,
         )  # fmt: skip
         finish[(padded // PIECE, width // PIECE, batch * heads)](

@@ -70,47 +70,41 @@ def place_of(step, work, FORM: gl.constexpr):
 
 
 @gluon.jit
-def copy_tile(rows, numbers, place, coordinates, ring, step, STAGES: gl.constexpr):
-    """Copy a tile and the numbers of its queries into the ring's slot for this step, once it is free."""
-    slot = step % STAGES
-    mbarrier.wait(ring[3].index(slot), ((step // STAGES) & 1) ^ 1)
-    full = ring[2].index(slot)
-    mbarrier.expect(full, rows.block_type.nbytes + numbers.block_type.nbytes)
-    tma.async_copy_global_to_shared(rows, coordinates, full, ring[0].index(slot))
-    tma.async_copy_global_to_shared(numbers, [place], full, ring[1].index(slot))
-
-
-@gluon.jit
 def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
-    """Copy all tiles; of queries one more than there are, which nobody uses."""
-    q_rows, dout_rows, shifts, takens, batch, head, heads, tiles, steps, walk, q_ring, dout_ring = load
+    """Copy all tiles, and one more that nobody uses, each as soon as its slot is free."""
+    q_rows, dout_rows, shifts, batch, head, heads, tiles, steps, walk, ring = load
     N: gl.constexpr = CUT.value.columns
     for step in range(steps + 1):
+        slot = step % CUT.value.stages
         tile, member = place_of(step, walk, FORM)
-        place = ((batch * heads + head + member) * tiles + tile) * N
-        copy_tile(q_rows, shifts, place, [batch, head + member, tile * N, 0], q_ring, step, CUT.value.stages)
-        if step < steps:
-            copy_tile(dout_rows, takens, place, [batch, head + member, tile * N, 0], dout_ring, step,
-                      CUT.value.dout_stages)  # fmt: skip
+        entry = ((batch * heads + head + member) * tiles + tile) * 2
+        mbarrier.wait(ring[4].index(slot), ((step // CUT.value.stages) & 1) ^ 1)
+        full = ring[3].index(slot)
+        mbarrier.expect(full, 2 * q_rows.block_type.nbytes + 2 * shifts.block_type.nbytes)
+        tma.async_copy_global_to_shared(q_rows, [batch, head + member, tile * N, 0], full, ring[0].index(slot))
+        tma.async_copy_global_to_shared(shifts, [entry * N], full, ring[2].index(slot * 2))
+        tma.async_copy_global_to_shared(dout_rows, [batch, head + member, tile * N, 0], full, ring[1].index(slot))
+        tma.async_copy_global_to_shared(shifts, [(entry + 1) * N], full, ring[2].index(slot * 2 + 1))
 
 
 @gluon.jit
-def await_tile(ring, step, STAGES: gl.constexpr):
+def await_tile(ring, step, CUT: gl.constexpr):
     """Wait until the tile of this step is there."""
-    mbarrier.wait(ring[2].index(step % STAGES), (step // STAGES) & 1)
+    mbarrier.wait(ring[3].index(step % CUT.value.stages), (step // CUT.value.stages) & 1)
 
 
 @gluon.jit
-def tile_of(ring, step, STAGES: gl.constexpr):
-    """The tile of this step: (columns, width)."""
-    tile = ring[0].index(step % STAGES)
+def tile_of(tiles, step, CUT: gl.constexpr):
+    """The queries of this step, or the gradients of their outputs: (columns, width)."""
+    tile = tiles.index(step % CUT.value.stages)
     return tile.reshape([tile.shape[2], tile.shape[3]])
 
 
 @gluon.jit
-def release_tile(ring, step, STAGES: gl.constexpr):
-    """Let the producer fill the slot of this step anew."""
-    mbarrier.arrive(ring[3].index(step % STAGES), count=1)
+def numbers_of(ring, step, PART: gl.constexpr, CUT: gl.constexpr):
+    """Of the queries of this step the shift (0) or −taken (1)."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
+    return ring[2].index(step % CUT.value.stages * 2 + PART).load(gl.SliceLayout(0, layout))
 
 
 @gluon.jit
@@ -122,37 +116,63 @@ def turned_product(block, tile, CUT: gl.constexpr):
 
 
 @gluon.jit
-def weights(scores, ring, step, tile, key, bounds, numbers, FORM: gl.constexpr, CUT: gl.constexpr):
-    """The weights of a tile; 0 where a query does not see a key."""
-    keys, upper, lower, first = bounds
+def weights(scores, ring, step, tile, bounds, numbers, k, FORM: gl.constexpr, CUT: gl.constexpr):
+    """The weights of a tile, 0 where a query does not see a key; two neighbours in one integer, see `hopper.packed`."""
+    keys, upper, lower, first, mine = bounds
     scale, softcap, factor = numbers
     N: gl.constexpr = CUT.value.columns
-    shift = ring[1].index(step % CUT.value.stages).load(gl.SliceLayout(0, scores.type.layout))
+    shift = numbers_of(ring, step, 0, CUT)
     if FORM.value.softcap:
-        scores = softcap - 2 * softcap / (gl.exp2(scores * (scale / softcap * 2 * LOG2E)) + 1)
-    p = gl.exp2(scores * factor - shift[None, :])
+        scores = softcap - 2 * softcap * reciprocal(gl.exp2(scores * (scale / softcap * 2 * LOG2E)) + 1)
+    even, odd = gl.split(gl.reshape(gl.exp2(scores * factor - shift[None, :]), [ROWS, N // 2, 2]))
+    name: gl.constexpr = "bf16x2" if k.dtype == gl.bfloat16 else "f16x2"
+    p = gl.inline_asm_elementwise("cvt.rn." + name + ".f32 $0, $2, $1;", "=r,f,f", [even, odd], gl.int32, True, 1)
     mixed = first + ROWS * CONSUMERS > keys
     if FORM.value.upper:
         mixed = mixed | (tile * N + upper < first + ROWS * CONSUMERS - 1)
     if FORM.value.lower:
         mixed = mixed | (tile * N + N - 1 + lower > first)
-    if mixed:
-        query = tile * N + gl.arange(0, N, gl.SliceLayout(0, scores.type.layout))
-        start = gl.full([ROWS], -(2**30), gl.int32, key.type.layout)
-        if FORM.value.upper:
-            start = key - upper
-        seen = query[None, :] >= gl.where(key < keys, start, 2**30)[:, None]
-        if FORM.value.lower:
-            seen = seen & (query[None, :] <= (key - lower)[:, None])
-        p = gl.where(seen, p, 0.0)
+    if mixed:  # a branch, also where it is never taken: the assembler would move the wait for dq up before it
+        key = (mine + gl.arange(0, ROWS, gl.SliceLayout(1, p.type.layout)))[:, None]
+        query = (tile * N + 2 * gl.arange(0, N // 2, gl.SliceLayout(0, p.type.layout)))[None, :]
+        p = gl.where(seen(query, key, keys, upper, lower, FORM), p, p & -65536)
+        p = gl.where(seen(query + 1, key, keys, upper, lower, FORM), p, p & 65535)
     return p
 
 
 @gluon.jit
+def seen(query, key, keys, upper, lower, FORM: gl.constexpr):
+    """True where a query sees a key."""
+    found = (key < keys) & (query >= 0)
+    if FORM.value.upper:
+        found = found & (key <= query + upper)
+    if FORM.value.lower:
+        found = found & (key >= query + lower)
+    return found
+
+
+@gluon.jit
+def unpacked(pairs, k, layout: gl.constexpr):
+    """What `weights` gave, in k's type."""
+    rows: gl.constexpr = pairs.shape[0]
+    columns: gl.constexpr = pairs.shape[1] * 2
+    types: gl.constexpr = (k.dtype, k.dtype)
+    even, odd = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], types, True, 1)
+    return gl.convert_layout(gl.reshape(gl.join(even, odd), [rows, columns]), layout, assert_trivial=True)
+
+
+@gluon.jit
+def reciprocal(x):
+    """1 / x, to the last bit or two."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
+
+
+@gluon.jit
 def slope_of(p, shift, softcap):
-    """The slope of the cap, from the weights that came of it: 1 − (score / softcap)²; 0 where the weight is 0."""
-    score = (gl.log2(p) + shift[None, :]) * (1.0 / (softcap * LOG2E))
-    return gl.where(p > 0, 1.0 - score * score, 0.0)
+    """The slope of the cap, from the weights that came of it: 1 − (score / softcap)²; any number for a weight of 0."""
+    power = gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [p], gl.float32, True, 1)
+    score = gl.maximum(power + shift[None, :], -1000.0) * (1.0 / (softcap * LOG2E))  # −inf + inf becomes a number too
+    return 1.0 - score * score
 
 
 @gluon.jit
@@ -172,10 +192,8 @@ def add_piece(dqs, piece, dq):
 @gluon.jit
 def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     """dk and dv of one consumer's keys, and its half of what the block of keys adds to dq."""
-    dk_rows, dv_rows, dqs, place, walk, steps, bounds, numbers, blocks, rings, exchange = work
+    dk_rows, dv_rows, dqs, place, walk, steps, bounds, numbers, blocks, ring, exchange = work
     N: gl.constexpr = CUT.value.columns
-    STAGES: gl.constexpr = CUT.value.stages
-    DOUT: gl.constexpr = CUT.value.dout_stages
     WIDTH: gl.constexpr = FORM.value.width
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, WIDTH, 16])
@@ -183,52 +201,51 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     batch, head, heads, key_head, tiles = place
     first = bounds[3]
     k_block, v_block, kv_full = blocks
-    q_ring, dout_ring = rings
-    ds_tiles, ds_full, ds_free, done = exchange
-    key = first + INDEX * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
+    ds_tiles, ds_full, done = exchange
+    mine = first + INDEX * ROWS
+    bounds = (bounds[0], bounds[1], bounds[2], first, mine)
     k = k_block.index(INDEX).reshape([ROWS, WIDTH])
     v = v_block.index(INDEX).reshape([ROWS, WIDTH])
     type: gl.constexpr = k_block.dtype
     dk = gl.full([ROWS, WIDTH], 0.0, gl.float32, SUMS)
     dv = gl.full([ROWS, WIDTH], 0.0, gl.float32, SUMS)
-    nothing = gl.full([ROWS, ROWS], 0.0, gl.float32, PIECE)
 
     mbarrier.wait(kv_full, 0)
-    await_tile(q_ring, 0, STAGES)
-    scores = warpgroup_mma_wait(0, deps=(turned_product(k, tile_of(q_ring, 0, STAGES), CUT),))
+    await_tile(ring, 0, CUT)
+    scores = warpgroup_mma_wait(0, deps=(turned_product(k, tile_of(ring[0], 0, CUT), CUT),))
     tile, _ = place_of(0, walk, FORM)
-    p = weights(scores, q_ring, 0, tile, key, bounds, numbers, FORM, CUT)
+    pairs = weights(scores, ring, 0, tile, bounds, numbers, k, FORM, CUT)
+    dq = gl.full([ROWS, ROWS], 0.0, gl.float32, PIECE)
+    piece = ((batch * heads + head) * tiles + tile) * 2 + INDEX
     for step in range(steps):
-        # dp, and dv of this tile
-        await_tile(dout_ring, step, DOUT)
-        dout = tile_of(dout_ring, step, DOUT)
-        taken = dout_ring[1].index(step % DOUT).load(gl.SliceLayout(0, SCORES))
-        dp = gl.full([ROWS, N], 0.0, gl.float32, SCORES) - taken[None, :]
+        # dp − taken, and dv of this tile; meanwhile dq of the tile before goes out
+        dout = tile_of(ring[1], step, CUT)
+        dp = gl.full([ROWS, N], 0.0, gl.float32, SCORES) + numbers_of(ring, step, 1, CUT)[None, :]
         dp = warpgroup_mma(v, dout.permute((1, 0)), dp, is_async=True)
-        p = p.to(type)
-        p_left = gl.convert_layout(p, gl.DotOperandLayout(0, SUMS, 2))
+        p = unpacked(pairs, k, SCORES)
+        p_left = gl.convert_layout(p, gl.DotOperandLayout(0, SUMS, 2), assert_trivial=True)
         dv = warpgroup_mma(p_left, dout, dv, is_async=True)
+        add_piece(dqs, piece, dq)
         dp = warpgroup_mma_wait(1, deps=(dp,))
-        p = p.to(gl.float32)
-        ds = p * dp
+        ds = p.to(gl.float32) * dp
         if FORM.value.softcap:
-            shift = q_ring[1].index(step % STAGES).load(gl.SliceLayout(0, SCORES))
-            ds = ds * slope_of(p, shift, numbers[1])
+            ds = ds * slope_of(p.to(gl.float32), numbers_of(ring, step, 0, CUT), numbers[1])
         ds = ds.to(type)
-        # ds for the other consumer, dk of this tile, the next tile's scores
+        # ds for both consumers, dk of this tile, the next tile's scores. The slot is free: the other consumer has used
+        # what was there before it gave its ds of the step before this, and this one has waited for that.
         slot = step % 2
-        mbarrier.wait(ds_free.index(slot), ((step // 2) & 1) ^ 1)
         ds_tiles.index(slot * CONSUMERS + INDEX).store(ds)
         fence_async_shared()
         mbarrier.arrive(ds_full.index(slot), count=1)
-        ds_left = gl.convert_layout(ds, gl.DotOperandLayout(0, SUMS, 2))
-        dk = warpgroup_mma(ds_left, tile_of(q_ring, step, STAGES), dk, is_async=True)
-        await_tile(q_ring, step + 1, STAGES)
-        scores = turned_product(k, tile_of(q_ring, step + 1, STAGES), CUT)
-        dv, p_left = warpgroup_mma_wait(2, deps=(dv, p_left))
+        ds_left = gl.convert_layout(ds, gl.DotOperandLayout(0, SUMS, 2), assert_trivial=True)
+        dk = warpgroup_mma(ds_left, tile_of(ring[0], step, CUT), dk, is_async=True)
+        await_tile(ring, step + 1, CUT)
+        scores = turned_product(k, tile_of(ring[0], step + 1, CUT), CUT)
+        # what is done makes room: registers hold just these products, and one more tile
+        dv, dk, p_left, ds_left = warpgroup_mma_wait(1, deps=(dv, dk, p_left, ds_left))
         # dq of this tile, the next tile's weights
         mbarrier.wait(ds_full.index(slot), (step // 2) & 1)
-        dq = nothing
+        dq = gl.full([ROWS, ROWS], 0.0, gl.float32, PIECE)
         for other in gl.static_range(CONSUMERS):
             left = ds_tiles.index(slot * CONSUMERS + other).permute((1, 0))
             right = k_block.index(other).reshape([ROWS, WIDTH])
@@ -237,70 +254,85 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
             else:
                 right = right.slice(INDEX * ROWS, ROWS, dim=1)
             dq = warpgroup_mma(left, right, dq, is_async=True, use_acc=other > 0)
-        scores, dk, ds_left = warpgroup_mma_wait(2, deps=(scores, dk, ds_left))
-        release_tile(dout_ring, step, DOUT)
-        release_tile(q_ring, step, STAGES)
-        tile, _ = place_of(step + 1, walk, FORM)
-        p = weights(scores, q_ring, step + 1, tile, key, bounds, numbers, FORM, CUT)
-        dq = warpgroup_mma_wait(0, deps=(dq,))
-        mbarrier.arrive(ds_free.index(slot), count=1)
+        scores = warpgroup_mma_wait(CONSUMERS, deps=(scores,))
+        mbarrier.arrive(ring[4].index(step % CUT.value.stages), count=1)
         tile, member = place_of(step, walk, FORM)
-        add_piece(dqs, ((batch * heads + head + member) * tiles + tile) * 2 + INDEX, dq)
+        piece = ((batch * heads + head + member) * tiles + tile) * 2 + INDEX
+        tile, _ = place_of(step + 1, walk, FORM)
+        pairs = weights(scores, ring, step + 1, tile, bounds, numbers, k, FORM, CUT)
+        dq = warpgroup_mma_wait(0, deps=(dq,))
 
+    add_piece(dqs, piece, dq)
     mbarrier.arrive(done, count=1)
     v.store(dv.to(type))
     fence_async_shared()
-    tma.async_copy_shared_to_global(dv_rows, [batch, key_head, first + INDEX * ROWS, 0], v_block.index(INDEX))
+    tma.async_copy_shared_to_global(dv_rows, [batch, key_head, mine, 0], v_block.index(INDEX))
     mbarrier.wait(done, 0)  # the other consumer reads these keys too
     k.store((dk * numbers[0]).to(type))
     fence_async_shared()
-    tma.async_copy_shared_to_global(dk_rows, [batch, key_head, first + INDEX * ROWS, 0], k_block.index(INDEX))
+    tma.async_copy_shared_to_global(dk_rows, [batch, key_head, mine, 0], k_block.index(INDEX))
     tma.store_wait(0)
 
 
 @gluon.jit
-def new_ring(rows, numbers, STAGES: gl.constexpr, N: gl.constexpr):
+def new_ring(q_rows, dout_rows, shifts, CUT: gl.constexpr):
     """Slots for tiles and the numbers of their queries; a barrier each for 'it is there' and 'it has been used'."""
-    buffers = gl.allocate_shared_memory(rows.dtype, [STAGES, 1, 1, N, rows.block_shape[3]], rows.layout)
-    values = gl.allocate_shared_memory(gl.float32, [STAGES, N], numbers.layout)
+    STAGES: gl.constexpr = CUT.value.stages
+    SHAPE: gl.constexpr = [STAGES, 1, 1, CUT.value.columns, q_rows.block_shape[3]]
+    queries = gl.allocate_shared_memory(q_rows.dtype, SHAPE, q_rows.layout)
+    douts = gl.allocate_shared_memory(dout_rows.dtype, SHAPE, dout_rows.layout)
+    numbers = gl.allocate_shared_memory(gl.float32, [STAGES * 2, CUT.value.columns], shifts.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=CONSUMERS)
-    return buffers, values, full, empty
+    return queries, douts, numbers, full, empty
 
 
-@gluon.jit(do_not_specialize=["queries", "keys", "group", "upper", "lower", "tiles"])
-def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, takens, dqs, queries, keys, group, upper,
-            lower, tiles, scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+@gluon.jit
+def share(blocks, key_heads, total, side):
+    """The block of keys, head and batch of a program: `side` heads at a time, of each the first blocks first.
+
+    The first keys of a causal head are seen by most. With few heads at a time what they read stays in the cache; with
+    one the last of them would end with a few long blocks alone.
+    """
+    number = gl.program_id(0)
+    before = number // (blocks * side) * side
+    number -= before * blocks
+    side = gl.minimum(side, total - before)
+    block = number // side
+    head = before + number - block * side
+    return block, head % key_heads, head // key_heads
+
+
+@gluon.jit(do_not_specialize=["queries", "keys", "key_heads", "total", "side", "group", "upper", "lower", "tiles"])
+def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, queries, keys, key_heads, total, side,
+            group, upper, lower, tiles, scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
     """dk and dv of one block of keys of one head, and what it adds to dq of all queries that see some of it."""
     N: gl.constexpr = CUT.value.columns
     WIDTH: gl.constexpr = FORM.value.width
-    first = gl.program_id(0) * (ROWS * CONSUMERS)  # the first keys of a causal head are seen by most: they go first
-    key_head = gl.program_id(1)
-    batch = gl.program_id(2)
+    blocks = (keys + ROWS * CONSUMERS - 1) // (ROWS * CONSUMERS)
+    block, key_head, batch = share(blocks, key_heads, total, side)
+    first = block * (ROWS * CONSUMERS)
     head = key_head * group
-    heads = gl.num_programs(1) * group
+    heads = key_heads * group
     begin, end = tiles_seen(first, queries, upper, lower, FORM, N)
     count = end - begin
     # blocks that run side by side start with different tiles, so as not to add to the same numbers at the same time
-    walk = (begin, count, (gl.program_id(0) * count) // gl.num_programs(0))
+    walk = (begin, count, block * count // blocks)
     steps = count * group
 
     k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, WIDTH], k_rows.layout)
     v_block = gl.allocate_shared_memory(v_rows.dtype, [CONSUMERS, 1, 1, ROWS, WIDTH], v_rows.layout)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(kv_full, count=1)
-    q_ring = new_ring(q_rows, shifts, CUT.value.stages, N)
-    dout_ring = new_ring(dout_rows, takens, CUT.value.dout_stages, N)
+    ring = new_ring(q_rows, dout_rows, shifts, CUT)
     TURNED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, N], k_rows.dtype)
     ds_tiles = gl.allocate_shared_memory(k_rows.dtype, [2 * CONSUMERS, ROWS, N], TURNED)
     ds_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    ds_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(ds_full.index(slot), count=CONSUMERS)
-        mbarrier.init(ds_free.index(slot), count=CONSUMERS)
     done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(done, count=CONSUMERS)
     fence_async_shared()
@@ -312,9 +344,8 @@ def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, takens,
         tma.async_copy_global_to_shared(v_rows, place, kv_full, v_block.index(index))
 
     work = (dk_rows, dv_rows, dqs, (batch, head, heads, key_head, tiles), walk, steps, (keys, upper, lower, first),
-            (scale, softcap, factor), (k_block, v_block, kv_full), (q_ring, dout_ring),
-            (ds_tiles, ds_full, ds_free, done))  # fmt: skip
-    load = (q_rows, dout_rows, shifts, takens, batch, head, heads, tiles, steps, walk, q_ring, dout_ring)
+            (scale, softcap, factor), (k_block, v_block, kv_full), ring, (ds_tiles, ds_full, done))  # fmt: skip
+    load = (q_rows, dout_rows, shifts, batch, head, heads, tiles, steps, walk, ring)
     gl.warp_specialize(
         [(consume, (work, 0, FORM, CUT)), (consume, (work, 1, FORM, CUT)), (produce, (load, FORM, CUT))],
         [4, 1], [CUT.value.registers, PRODUCER_REGISTERS],
@@ -323,11 +354,11 @@ def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, takens,
 
 @gluon.jit(
     do_not_specialize=["first", "queries", "length", "padded", "batch_step", "head_step", "row_step"],
-    do_not_specialize_on_alignment=["peaks", "totals", "shifts", "takens"],
+    do_not_specialize_on_alignment=["peaks", "totals", "shifts"],
 )
-def lay_out(dout, output, peaks, totals, shifts, takens, first, queries, length, padded, batch_step, head_step,
-            row_step, WIDTH: gl.constexpr):  # fmt: skip
-    """Shift and −taken of 64 queries; of those that are not there, or see nothing, +inf and 0."""
+def lay_out(dout, output, peaks, totals, shifts, first, queries, length, padded, batch_step, head_step, row_step,
+            WIDTH: gl.constexpr, N: gl.constexpr):  # fmt: skip
+    """Shift and −taken of 64 queries, tile by tile; of those that are not there, or see nothing, +inf and 0."""
     ACROSS: gl.constexpr = WIDTH // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])
     head = gl.program_id(1)
@@ -346,8 +377,9 @@ def lay_out(dout, output, peaks, totals, shifts, takens, first, queries, length,
     result = gl.load(output + place[:, None] * WIDTH + column[None, :], inside[:, None], 0.0).to(gl.float32)
     taken = gl.where(seen, gl.sum(given * result, 1), 0.0)
     shift = gl.where(seen, peak * LOG2E + gl.log2(gl.where(seen, total, 1.0)), float("inf"))
-    gl.store(shifts + number * padded + row, shift)
-    gl.store(takens + number * padded + row, -taken)
+    entry = number * padded * 2 + row // N * (2 * N) + row % N
+    gl.store(shifts + entry, shift)
+    gl.store(shifts + entry + N, -taken)
 
 
 @gluon.jit(do_not_specialize=["first", "queries", "length", "padded"])
