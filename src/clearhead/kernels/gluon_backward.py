@@ -15,6 +15,7 @@ from clearhead.kernels.hopper_backward import by_keys, finish, lay_out
 
 KEYS = 128  # of a program
 PIECE = 64  # rows and columns of a piece of dq
+MOST = 65_535  # heads of all batches: as far as CUDA counts programs along an axis other than the first
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,6 @@ class Cut:
     columns: int = 64
     stages: int = 2  # tiles of queries, and of the gradients of their outputs, that shared memory holds
     registers: int = 240  # of each thread of a consumer
-    spread: bool = False  # blocks of keys start with different tiles of queries, where all see all
     side: int = 2  # blocks for each processor, of heads side by side, where some have more to do than others
 
 
@@ -40,8 +40,7 @@ class Form:
     upper: bool  # query i sees no key after i + upper
     lower: bool  # query i sees no key before i + lower
     softcap: bool
-    grouped: bool
-    spread: bool
+    grouped: bool  # several query heads share a key head
 
 
 def gradients(
@@ -85,15 +84,14 @@ def gradients(
     dqs = torch.zeros(batch * heads * padded * width, dtype=torch.float32, device=q.device)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
-    k, v, dk_seen, dv_seen = (a[:, :, start:] for a in (k, v, dk, dv))
-    q, given = q[:, :, first:], dout[:, :, first:]
+    k, v, dk_seen, dv_seen = (a[:, :, start:] if start else a for a in (k, v, dk, dv))
+    q, given = (a[:, :, first:] if first else a for a in (q, dout))
     move = first - start
-    spread = cut.spread and upper is None and lower is None
     blocks = -(-keys // KEYS)
     side = 1
     if upper is not None or lower is not None:  # so many that the longest blocks of the last heads do not end alone
         side = max(1, cut.side * torch.cuda.get_device_properties(q.device).multi_processor_count // blocks)
-    form = Form(width, upper is not None, lower is not None, softcap is not None, heads != k.shape[1], spread)
+    form = Form(width, upper is not None, lower is not None, softcap is not None, heads != k.shape[1])
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # PyTorch gives it no types
         lay_out[(padded // PIECE, heads, batch)](
             dout, output, peak, total, shifts, first, queries, length, padded, *dout.stride()[:3], width, cut.columns,
@@ -121,6 +119,8 @@ def refuses(q: torch.Tensor, v: torch.Tensor) -> str | None:
         return f"{q.dtype} is neither float16 nor bfloat16"
     if q.shape[-1] not in CUTS or v.shape[-1] != q.shape[-1]:
         return f"head_dim {q.shape[-1]} and value width {v.shape[-1]} are not 64 or 128, both the same"
+    if q.shape[0] * q.shape[1] > MOST:
+        return f"{q.shape[0] * q.shape[1]:,} heads of all batches are above {MOST:,}"
     return None
 
 

@@ -11,7 +11,7 @@ down, so that weights are left operands where they are computed, in registers:
     dk     += dsᵀ @ q
     dq      = ds @ k                        added to what other blocks of keys give these queries
 
-One warp, the producer, copies tiles of queries and of gradients into two rings in shared memory. Two consumers, of four
+One warp, the producer, copies tiles of queries and of gradients into a ring in shared memory. Two consumers, of four
 warps and 64 keys each, compute. For dq they need each other's ds, which goes through shared memory: a consumer computes
 the scores of the next tile before it asks for the other's, so that neither waits long, and takes exponentials while
 ds @ k is computed. FlashAttention-3's backward (Shah and others, 2024, arXiv:2407.08608) divides the work in this way.
@@ -55,17 +55,14 @@ def tiles_seen(first, queries, upper, lower, FORM: gl.constexpr, N: gl.constexpr
 
 
 @gluon.jit
-def place_of(step, work, FORM: gl.constexpr):
+def place_of(step, walk, FORM: gl.constexpr):
     """The tile of a step, and which of the heads that share the keys it is from; past the last, any."""
-    begin, count, start = work
+    begin, count = walk
     member = 0
     tile = step
     if FORM.value.grouped:
         member = step // count
         tile = step - member * count
-    if FORM.value.spread:
-        tile += start
-        tile = gl.where(tile >= count, tile - count, tile)
     return begin + tile, member
 
 
@@ -206,7 +203,7 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     bounds = (bounds[0], bounds[1], bounds[2], first, mine)
     k = k_block.index(INDEX).reshape([ROWS, WIDTH])
     v = v_block.index(INDEX).reshape([ROWS, WIDTH])
-    type: gl.constexpr = k_block.dtype
+    type: gl.constexpr = k.dtype
     dk = gl.full([ROWS, WIDTH], 0.0, gl.float32, SUMS)
     dv = gl.full([ROWS, WIDTH], 0.0, gl.float32, SUMS)
 
@@ -241,7 +238,7 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
         dk = warpgroup_mma(ds_left, tile_of(ring[0], step, CUT), dk, is_async=True)
         await_tile(ring, step + 1, CUT)
         scores = turned_product(k, tile_of(ring[0], step + 1, CUT), CUT)
-        # what is done makes room: registers hold just these products, and one more tile
+        # all that is done makes room: there is no register to spare
         dv, dk, p_left, ds_left = warpgroup_mma_wait(1, deps=(dv, dk, p_left, ds_left))
         # dq of this tile, the next tile's weights
         mbarrier.wait(ds_full.index(slot), (step // 2) & 1)
@@ -294,8 +291,7 @@ def new_ring(q_rows, dout_rows, shifts, CUT: gl.constexpr):
 def share(blocks, key_heads, total, side):
     """The block of keys, head and batch of a program: `side` heads at a time, of each the first blocks first.
 
-    The first keys of a causal head are seen by most. With few heads at a time what they read stays in the cache; with
-    one the last of them would end with a few long blocks alone.
+    The first keys of a causal head are seen by most. With few heads at a time what they read stays in the cache.
     """
     number = gl.program_id(0)
     before = number // (blocks * side) * side
@@ -319,8 +315,7 @@ def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, qu
     heads = key_heads * group
     begin, end = tiles_seen(first, queries, upper, lower, FORM, N)
     count = end - begin
-    # blocks that run side by side start with different tiles, so as not to add to the same numbers at the same time
-    walk = (begin, count, block * count // blocks)
+    walk = (begin, count)
     steps = count * group
 
     k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, WIDTH], k_rows.layout)
