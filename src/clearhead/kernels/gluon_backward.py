@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from clearhead.kernels.gluon import DTYPES, described
 from clearhead.kernels.hopper_backward import by_keys, finish, lay_out
+
+Launch = Callable[..., None]  # (name, kernel, grid, arguments …)
 
 KEYS = 128  # of a program
 PIECE = 64  # rows and columns of a piece of dq
@@ -57,6 +60,7 @@ def gradients(
     softcap: float | None = None,
     keys: int | None = None,
     cut: Cut | None = None,
+    launch: Launch | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk and dv of attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
 
@@ -92,12 +96,15 @@ def gradients(
     if upper is not None or lower is not None:  # so many that the longest blocks of the last heads do not end alone
         side = max(1, cut.side * torch.cuda.get_device_properties(q.device).multi_processor_count // blocks)
     form = Form(width, upper is not None, lower is not None, softcap is not None, heads != k.shape[1])
+    launch = launch or plainly
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # PyTorch gives it no types
-        lay_out[(padded // PIECE, heads, batch)](
+        launch(
+            ("lay_out", dout.stride()), lay_out, (padded // PIECE, heads, batch),
             dout, output, peak, total, shifts, first, queries, length, padded, *dout.stride()[:3], width, cut.columns,
             num_warps=4,
         )  # fmt: skip
-        by_keys[(blocks * batch * k.shape[1],)](
+        launch(
+            "by_keys", by_keys, (blocks * batch * k.shape[1],),
             described(q, queries, cut.columns), described(given, queries, cut.columns),
             described(k, keys, KEYS // 2), described(v, keys, KEYS // 2),
             described(dk_seen, keys, KEYS // 2), described(dv_seen, keys, KEYS // 2), numbers(shifts, cut.columns), dqs,
@@ -105,10 +112,16 @@ def gradients(
             high + move if upper is not None else 0, low + move if lower is not None else 0, tiles,
             scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e), form, cut, num_warps=4,
         )  # fmt: skip
-        finish[(padded // PIECE, width // PIECE, batch * heads)](
-            dqs, dq, first, queries, length, padded, scale, width, num_warps=4
-        )
+        launch(
+            "finish", finish, (padded // PIECE, width // PIECE, batch * heads),
+            dqs, dq, first, queries, length, padded, scale, width, num_warps=4,
+        )  # fmt: skip
     return dq, dk, dv
+
+
+def plainly(name: Any, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Launch a kernel as Triton does; what `name` says, that arguments are like those of other calls, is not used."""
+    kernel[grid](*args, **options)
 
 
 def refuses(q: torch.Tensor, v: torch.Tensor) -> str | None:
