@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -210,9 +211,62 @@ def same_bits() -> None:
     for _ in range(3):
         seen = ch.observe(q, k, v, mask=ch.causal(), kernel="triton", top=4, received=True, map=(16, 16))
         found = [seen.output, seen.lse, seen.entropy, seen.received, *seen.map, *seen.top]
-        runs.append(found + list(ch.gradients(q, k, v, dout, mask=ch.causal(), kernel="triton")))
+        with deterministic():
+            runs.append(found + list(ch.gradients(q, k, v, dout, mask=ch.causal(), kernel="triton")))
     for run in runs[1:]:
         assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_gradients_are_added_up_in_no_order_only_where_they_may_be() -> None:
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("only Hopper has a kernel that adds up gradients in no order")
+    from clearhead.kernels import gluon_backward
+
+    q, k, v, dout = torch.randn((4, 1, 2, 300, 128), device="cuda", dtype=torch.bfloat16).unbind(0)
+    with mock.patch.object(gluon_backward, "gradients", wraps=gluon_backward.gradients) as taken:
+        with deterministic():
+            ordered = ch.gradients(q, k, v, dout, kernel="triton")
+        assert not taken.called
+        free = ch.gradients(q, k, v, dout, kernel="triton")
+        assert taken.called
+    for one, other in zip(ordered, free, strict=True):
+        assert (one.float() - other.float()).norm() < 0.01 * one.float().norm()
+
+
+UNSEEN = {
+    "causal": (ch.causal(offset=-300), slice(0, 300), slice(700, None)),
+    "window": (ch.window(20, 30, offset=-400), slice(0, 370), slice(630, None)),
+    "lengths": (ch.lengths(417), slice(0, 0), slice(417, None)),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+@pytest.mark.parametrize("width", [64, 128])
+def test_what_is_not_seen_may_hold_anything(name: str, width: int) -> None:
+    not_seen(name, width)
+
+
+def not_seen(name: str, width: int) -> None:
+    mask, no_queries, no_keys = UNSEEN[name]
+    q, k, v, dout = torch.randn((4, 1, 2, 1000, width), device="cuda", dtype=torch.bfloat16).unbind(0)
+    for a, rows in ((q, no_queries), (dout, no_queries), (k, no_keys), (v, no_keys)):
+        a[..., rows, :] = 0
+    clean = ch.gradients(q, k, v, dout, mask=mask, kernel="triton")
+    for a, rows in ((q, no_queries), (dout, no_queries), (k, no_keys), (v, no_keys)):
+        a[..., rows, :] = float("nan")
+    found = ch.gradients(q, k, v, dout, mask=mask, kernel="triton")
+    for got, want, rows in zip(found, clean, (no_queries, no_keys, no_keys), strict=True):
+        assert not got[..., rows, :].any()
+        assert (got.float() - want.float()).norm() < 0.01 * want.float().norm()
 
 
 def test_few_queries_over_many_keys() -> None:
@@ -241,7 +295,16 @@ def work(kernels: list[str]) -> dict[str, tuple[int, Callable[..., object], tupl
             found[f"longer {dtype} {width} {name}"] = (number, longer, (dtype, width, name))
         for number, ((dtype, width), name) in enumerate(product(WIDE, ONE_RUN)):
             found[f"one run {dtype} {width} {name}"] = (number, one_run, (dtype, width, name))
-        for number, f in enumerate((same_bits, test_few_queries_over_many_keys, test_gradients_of_sinks)):
+        for number, (name, width) in enumerate(product(UNSEEN, (64, 128))):
+            found[f"unseen {name} {width}"] = (number, not_seen, (name, width))
+        for number, f in enumerate(
+            (
+                same_bits,
+                test_few_queries_over_many_keys,
+                test_gradients_of_sinks,
+                test_gradients_are_added_up_in_no_order_only_where_they_may_be,
+            )
+        ):
             found[f.__name__] = (number, f, ())
     return found
 

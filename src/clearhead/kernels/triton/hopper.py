@@ -1,4 +1,4 @@
-"""Problems that Hopper's own kernels take (`gluon.py`, `gluon_observe.py`), put to them in their words."""
+"""Problems that Hopper's own kernels take (`gluon.py` and its like), put to them in their words."""
 
 from __future__ import annotations
 
@@ -114,6 +114,29 @@ def batched(call: Call, array: torch.Tensor) -> torch.Tensor:
 def few_top(want: Want | None) -> int:
     """How many of the largest weights those kernels are asked for."""
     return want.top if want is not None and want.top is not None and want.top <= MOST_TOP else 0
+
+
+def gradients(call: Call, dout: Any, output: Any, peak: Any, total: Any) -> tuple[Any, Any, Any] | None:
+    """dq, dk and dv by Hopper's own kernel; None where it does not take the problem.
+
+    It adds up dq in no fixed order, so it is left out where PyTorch is told to be deterministic.
+    """
+    problem, form, span = call.problem, call.form, call.mask.span
+    if not tuning.GLUON or call.device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
+        return None
+    if form.program is not None or form.span_by_row or problem.bias is not None or problem.dropout is not None:
+        return None
+    if call.sinks is not None or not available():
+        return None
+    from clearhead.kernels import gluon_backward
+
+    if gluon_backward.refuses(call.q, call.v) is not None:
+        return None
+    return gluon_backward.gradients(
+        call.q, call.k, call.v, dout, output, peak, total, problem.scale,
+        None if span.high >= FAR else span.high, None if span.low <= -FAR else span.low, problem.softcap, span.limit,
+        launch=call.launch,
+    )  # fmt: skip
 
 
 def look_again(call: Call, want: Want) -> dict[str, Any]:

@@ -110,18 +110,34 @@ def split(keys: int, tile: int, numbers: int, processors: int) -> tuple[int, int
 
 
 def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
-    """dq, dk and dv shaped as q, k and v, sums over broadcast batch axes included; and dsinks."""
+    """dq, dk and dv shaped as q, k and v, sums over broadcast batch axes included; and dsinks.
+
+    The same call gives the same bits where PyTorch is told so (`torch.use_deterministic_algorithms(True)`), and where
+    Hopper's own kernel does not take the problem.
+    """
     call = Call.of(problem)
-    grid, form = call.grid, call.form
     dout = call.aligned(call.one_batch_axis(dout))
-    output = call.aligned(output).contiguous()
+    output, peak, total = call.aligned(output).contiguous(), peak.contiguous(), total.contiguous()
+    with call.current():
+        fused = hopper.gradients(call, dout, output, peak, total)
+        dq, dk, dv, dsinks = (*fused, None) if fused else two_passes(call, dout, output, peak, total)
+    shaped = [
+        summed(gradient[..., : like.shape[-1]].reshape(*call.grid.batch, *like.shape[-3:]), like)
+        for gradient, like in zip((dq, dk, dv), (problem.q, problem.k, problem.v), strict=True)
+    ]
+    return Gradients(shaped[0], shaped[1], shaped[2], None, dsinks)
+
+
+def two_passes(call: Call, dout: torch.Tensor, output: torch.Tensor, peak: Array, total: Array) -> Found:
+    """dq, dk, dv and dsinks, each number summed by one program in a fixed order."""
+    problem, grid, form = call.problem, call.grid, call.form
     shift, inverse, taken = (call.empty(grid.queries) for _ in range(3))
     dq = torch.empty_like(call.q, memory_format=torch.contiguous_format)
     dk = torch.empty_like(call.k, memory_format=torch.contiguous_format)
     dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     if call.rows and grid.queries:
         spread[(cdiv(grid.queries, 64) * call.rows,)](
-            dout, output, peak.contiguous(), total.contiguous(), shift, inverse, taken,
+            dout, output, peak, total, shift, inverse, taken,
             dout.stride(), grid.queries, BM=64, form=form,
         )  # fmt: skip
     rows = (shift, inverse, taken)
@@ -149,11 +165,7 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
     if call.sinks is not None:
         by_row = torch.exp2(call.sinks.repeat(call.batch)[:, None] * math.log2(math.e) - shift) * inverse
         dsinks = -(by_row * taken).sum(-1).view(call.batch, grid.heads).sum(0)
-    shaped = [
-        summed(gradient[..., : like.shape[-1]].reshape(*grid.batch, *like.shape[-3:]), like)
-        for gradient, like in zip((dq, dk, dv), (problem.q, problem.k, problem.v), strict=True)
-    ]
-    return Gradients(shaped[0], shaped[1], shaped[2], None, dsinks)
+    return dq, dk, dv, dsinks
 
 
 def summed(gradient: torch.Tensor, like: Array) -> torch.Tensor:
