@@ -162,10 +162,10 @@ def one_run(dtype: str, width: int, name: str, queries: int = 777, keys: int = 1
         hidden = torch.from_numpy(~np.broadcast_to(seen, (2, keys))).cuda()[:, None, :, None]
         k, v = (x.masked_fill(hidden, float("nan")) for x in (k, v))
     poison(8)
-    with counted() as runs:
+    with counted() as taken:
         found = ch.observe(q, k, v, **options, kernel="triton")
         again = ch.attention(q, k, v, **options, kernel="triton")
-    assert len(runs) == 2 or torch.cuda.get_device_capability()[0] != 9, "not in Hopper's own kernel"
+    assert taken.call_count == 2 or torch.cuda.get_device_capability()[0] != 9, "not in Hopper's own kernel"
     true, near = (ch.observe(*(x.to(p) for x in (q, k, v)), **options, kernel="dense") for p in WORKING)
     for what in ("output", "lse", "max_score", "entropy", "again"):
         exact, plain = (getattr(x, "output" if what == "again" else what).double() for x in (true, near))
@@ -183,22 +183,12 @@ WORKING = (torch.float64, torch.float32)
 
 
 @contextmanager
-def counted() -> Iterator[list[int]]:
-    """A list that has an entry for each call of Hopper's own forward."""
-    from clearhead.kernels import gluon
+def counted() -> Iterator[mock.Mock]:
+    """Hopper's own forward, which tells whether it was called."""
+    from clearhead.kernels.triton.hopper import forward as module
 
-    calls: list[int] = []
-    forward = gluon.forward
-
-    def counting(*args: object, **options: object) -> object:
-        calls.append(1)
-        return forward(*args, **options)
-
-    gluon.forward = counting
-    try:
-        yield calls
-    finally:
-        gluon.forward = forward
+    with mock.patch.object(module, "forward", wraps=module.forward) as taken:
+        yield taken
 
 
 def test_the_same_call_gives_the_same_bits() -> None:
@@ -229,10 +219,10 @@ def deterministic() -> Iterator[None]:
 def test_gradients_are_added_up_in_no_order_only_where_they_may_be() -> None:
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("only Hopper has a kernel that adds up gradients in no order")
-    from clearhead.kernels import gluon_backward
+    from clearhead.kernels.triton.hopper import gradients as module
 
     q, k, v, dout = torch.randn((4, 1, 2, 300, 128), device="cuda", dtype=torch.bfloat16).unbind(0)
-    with mock.patch.object(gluon_backward, "gradients", wraps=gluon_backward.gradients) as taken:
+    with mock.patch.object(module, "gradients", wraps=module.gradients) as taken:
         with deterministic():
             ordered = ch.gradients(q, k, v, dout, kernel="triton")
         assert not taken.called

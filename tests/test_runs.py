@@ -91,7 +91,7 @@ def test_blocks_and_tiles_cover_what_is_seen(name: str) -> None:
     """Every block is in the table once; outside its tiles nothing is seen, in the full ones everything."""
     import torch
 
-    from clearhead.kernels.hopper_cuts import Cut, spans_of
+    from clearhead.kernels.triton.hopper.cuts import Cut, spans_of
     from clearhead.kernels.triton.rows import runs
 
     found = runs(ONE[name], GRID)

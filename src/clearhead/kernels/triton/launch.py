@@ -10,11 +10,11 @@ import torch
 from clearhead.arrays import Array
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
-from clearhead.kernels.triton import hopper
 from clearhead.kernels.triton.backward import gradients_of_keys, gradients_of_queries, spread
 from clearhead.kernels.triton.call import Call, processors
 from clearhead.kernels.triton.decode import merge_parts, split_keys
 from clearhead.kernels.triton.forward import forward as forward_kernel
+from clearhead.kernels.triton.hopper import door as hopper
 from clearhead.kernels.triton.look import look_again
 from clearhead.kernels.triton.tuning import Blocks, cdiv, power_of_2
 from clearhead.observe import Observed

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from clearhead.kernels.triton import hopper, spans
+from clearhead.kernels.triton import spans
 from clearhead.kernels.triton.call import Call
 from clearhead.kernels.triton.device import Lists
+from clearhead.kernels.triton.hopper import door as hopper
 from clearhead.kernels.triton.observe import by_key, pool, rows_of_weights, top_keys
 from clearhead.kernels.triton.tuning import Blocks, cdiv, pooling, power_of_2
 from clearhead.observe import Map, Rows, Top, Want

@@ -12,7 +12,7 @@ One warp, the producer, copies tiles of queries and their shifts into a ring in 
 edge of the map: each bin of queries has `each` tiles of its own, and what a tile has beyond its bin has the shift +inf,
 which makes the weight 0; so do queries that see nothing.
 
-CUT and FORM are the values of `gluon_observe.py` that say how the work is cut up and what is wanted.
+CUT and FORM are the values of `look.py` that say how the work is cut up and what is wanted.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from clearhead.kernels.hopper_softmax import capped
-from clearhead.kernels.hopper_top import denominator, offer
+from clearhead.kernels.triton.hopper.softmax import capped
+from clearhead.kernels.triton.hopper.top import denominator, offer
 
 LOG2E = gl.constexpr(math.log2(math.e))
 PRODUCER_REGISTERS = gl.constexpr(24)

@@ -19,7 +19,7 @@ ds @ k is computed. FlashAttention-3's backward (Shah and others, 2024, arXiv:24
 dq is added up in float32, in memory, in the order in which blocks come to it, so its last bits may differ from run to
 run. It lies there by pieces, in the order in which threads hold it, so that a thread adds four numbers at a time.
 
-CUT and FORM are the values of `gluon_backward.py` that say how the work is cut up and what is computed.
+CUT and FORM are the values of `gradients.py` that say how the work is cut up and what is computed.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def turned_product(block, tile, CUT: gl.constexpr):
 
 @gluon.jit
 def weights(scores, ring, step, tile, bounds, numbers, k, FORM: gl.constexpr, CUT: gl.constexpr):
-    """The weights of a tile, 0 where a query does not see a key; two neighbours in one integer, see `hopper.packed`."""
+    """The weights of a tile, 0 where a query does not see a key; packed in pairs, see `softmax.packed`."""
     keys, upper, lower, first, mine = bounds
     scale, softcap, factor = numbers
     N: gl.constexpr = CUT.value.columns

@@ -1,4 +1,4 @@
-"""Launching Hopper's gradient kernel (`hopper_backward.py`): what it takes, how the work is cut up, what it gives."""
+"""Launching Hopper's gradient kernel (`backward.py`): what it takes, how the work is cut up, what it gives."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from clearhead.kernels.gluon import DTYPES, described
-from clearhead.kernels.hopper_backward import by_keys, finish, lay_out
 from clearhead.kernels.triton.call import processors
+from clearhead.kernels.triton.hopper.backward import by_keys, finish, lay_out
+from clearhead.kernels.triton.hopper.forward import DTYPES, described
 from clearhead.kernels.triton.launches import Launches
 from clearhead.kernels.triton.launches import described as descriptor
 

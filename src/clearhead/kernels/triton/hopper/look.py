@@ -1,4 +1,4 @@
-"""Launching Hopper's second look (`hopper_observe.py`): what each key received, a pooled map, the largest weights."""
+"""Launching Hopper's second look (`weights.py`, `top.py`): what keys received, a pooled map, the largest weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from clearhead.kernels.gluon import Done, described
-from clearhead.kernels.hopper_observe import by_key, lay_out
-from clearhead.kernels.hopper_top import HELD, choose, search
+from clearhead.kernels.triton.hopper.forward import Done, described
+from clearhead.kernels.triton.hopper.top import HELD, choose, search
+from clearhead.kernels.triton.hopper.weights import by_key, lay_out
 from clearhead.kernels.triton.launches import Launches
 from clearhead.kernels.triton.launches import described as descriptor
 from clearhead.kernels.triton.observe import pool
@@ -74,7 +74,7 @@ def look(
 ) -> Found:
     """What each key received of the last `received` queries, the weights pooled, the `top` largest of each query.
 
-    q (B, H, T, D), k (B, Hk, S, D) and the rest as `gluon.forward` took them; `done` is what it gave, with the same
+    q (B, H, T, D), k (B, Hk, S, D) and the rest as `forward` took them; `done` is what it gave, with the same
     `top`. Calls with one `launch` are of one kind. Everything comes from one product of all queries with all keys, or
     two where `received` counts but some.
     """

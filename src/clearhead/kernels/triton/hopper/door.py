@@ -1,4 +1,4 @@
-"""Problems that Hopper's own kernels take (`gluon.py` and its like), put to them in their words."""
+"""Problems that Hopper's own kernels take (`forward.py`, `look.py`, `gradients.py`), put to them in their words."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def _terms(call: Call) -> Terms | None:
         return None
     if problem.bias is not None and (form.bias != ALIBI.value or (not form.raw and problem.softcap is None)):
         return None
-    from clearhead.kernels import gluon
+    from clearhead.kernels.triton.hopper import forward as kernel
 
-    if gluon.refuses(call.q, call.k, call.v, problem.scale) is not None:
+    if kernel.refuses(call.q, call.k, call.v, problem.scale) is not None:
         return None
-    alibi = None if problem.bias is None else gluon.Alibi(call.scoring.bias, call.scoring.bias_offset)
+    alibi = None if problem.bias is None else kernel.Alibi(call.scoring.bias, call.scoring.bias_offset)
     if form.program is not None or form.span_by_row or (span.low > -FAR and span.high >= FAR):
         spans = spans_of(call)
         return None if spans is None else Terms(call.grid.keys, None, None, spans, alibi)
@@ -62,12 +62,12 @@ def _terms(call: Call) -> Terms | None:
 
 def spans_of(call: Call) -> Any:
     """The run of keys that each query sees, on the device, kept with the mask; None where keys are not in one run."""
-    from clearhead.kernels import hopper_cuts
+    from clearhead.kernels.triton.hopper import cuts
 
     width = call.q.shape[-1]
     if ("runs", width) not in call.mask.lists:
         found = runs(call.problem.mask, call.grid)
-        kept = None if found is None else hopper_cuts.spans_of(*found, call.grid.keys, width, call.device)
+        kept = None if found is None else cuts.spans_of(*found, call.grid.keys, width, call.device)
         call.mask.lists["runs", width] = kept
     return call.mask.lists["runs", width]
 
@@ -76,21 +76,21 @@ def spans_of(call: Call) -> Any:
 def available() -> bool:
     """True where this Triton has what the kernels are written in."""
     try:
-        from clearhead.kernels import gluon_observe
+        from clearhead.kernels.triton.hopper import look
     except ImportError:
         return False
-    return gluon_observe is not None
+    return look is not None
 
 
 def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
     """(output, lse, peak, total, largest score, entropy), as `launch.forward` gives them."""
-    from clearhead.kernels import gluon
+    from clearhead.kernels.triton.hopper import forward as kernel
 
     looked = given.spans is None and given.alibi is None  # again, by those kernels
     k, v = call.k, call.v
     if given.keys < call.grid.keys:
         k, v = k[:, :, : given.keys], v[:, :, : given.keys]
-    done = gluon.forward(
+    done = kernel.forward(
         call.q, k, v, call.problem.scale,
         causal_offset=given.causal_offset, window=given.window, softcap=call.problem.softcap, entropy=entropy,
         top=few_top(call.problem.want) if looked else 0, alibi=given.alibi, spans=given.spans, launch=call.launch,
@@ -128,11 +128,11 @@ def gradients(call: Call, dout: Any, output: Any, peak: Any, total: Any) -> tupl
         return None
     if call.sinks is not None or not available():
         return None
-    from clearhead.kernels import gluon_backward
+    from clearhead.kernels.triton.hopper import gradients as kernel
 
-    if gluon_backward.refuses(call.q, call.v) is not None:
+    if kernel.refuses(call.q, call.v) is not None:
         return None
-    return gluon_backward.gradients(
+    return kernel.gradients(
         call.q, call.k, call.v, dout, output, peak, total, problem.scale,
         None if span.high >= FAR else span.high, None if span.low <= -FAR else span.low, problem.softcap, span.limit,
         launch=call.launch,
@@ -151,9 +151,9 @@ def look_again(call: Call, want: Want) -> dict[str, Any]:
     top = few_top(want)
     if want.received is None and want.map is None and not top:
         return {}
-    from clearhead.kernels import gluon_observe
+    from clearhead.kernels.triton.hopper import look
 
-    seen = gluon_observe.look(
+    seen = look.look(
         call.q, call.k, call.done, call.problem.scale, given.causal_offset, given.window, call.problem.softcap,
         received=want.received, map=want.map, top=top, launch=call.launch,
     )  # fmt: skip

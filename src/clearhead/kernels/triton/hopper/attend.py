@@ -16,7 +16,7 @@ another computes exponentials. The plan is FlashAttention-3's (Shah and others, 
 Where there are fewer programs than blocks, each takes several, and the producer copies the tiles of the next block
 while the consumers finish the last: blocks that see few keys would otherwise wait longer than they compute.
 
-CUT and FORM are the values of `gluon.py` that say how the work is cut up and what is computed.
+CUT and FORM are the values of `forward.py` and `cuts.py` that say how the work is cut up and what is computed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from clearhead.kernels.hopper_ring import (
+from clearhead.kernels.triton.hopper.ring import (
     await_tile,
     copy_tile,
     end_turn,
@@ -40,7 +40,7 @@ from clearhead.kernels.hopper_ring import (
     take_turn,
     tile_of,
 )
-from clearhead.kernels.hopper_softmax import (
+from clearhead.kernels.triton.hopper.softmax import (
     as_operand,
     largest_by_group,
     level_of,

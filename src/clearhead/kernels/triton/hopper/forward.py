@@ -1,4 +1,4 @@
-"""Launching Hopper's attention kernel (`hopper.py`): what it takes, how the work is cut up, what it gives."""
+"""Launching Hopper's attention kernel (`attend.py`): what it takes, how the work is cut up, what it gives."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from clearhead.kernels.hopper import attend
-from clearhead.kernels.hopper_cuts import CUTS, Cut, Spans, preferred
 from clearhead.kernels.triton.call import processors
+from clearhead.kernels.triton.hopper.attend import attend
+from clearhead.kernels.triton.hopper.cuts import CUTS, Cut, Spans, preferred
 from clearhead.kernels.triton.launches import Launches
 from clearhead.kernels.triton.launches import described as descriptor
 from clearhead.kernels.triton.room import room
