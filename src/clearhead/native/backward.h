@@ -29,9 +29,13 @@ template <class T> class Backward {
   static constexpr int panel = kPanel<T>;
   static constexpr int64_t kGrain = std::lcm(kRows, panel);  // whole blocks and whole panels
 
-  Backward(const Call& call)
-      : call_(call), features_(rounded(call.features, kRows)), width_(rounded(call.width, kRows)), asking_(kTogether) {
+  // Room for a call; what an earlier one left is used again.
+  void begin(const Call& call) {
     static_assert(kBackTile % kGrain == 0);
+    call_ = &call;
+    features_ = rounded(call.features, kRows);
+    width_ = rounded(call.width, kRows);
+    asking_.resize(kTogether);
     for (auto* tile : {&weights_, &dweights_, &raw_}) tile->resize((kBackTile + kRows) * panel);
     for (auto& panel_of : asking_) {
       panel_of.q.resize(panel * call.features);
@@ -47,9 +51,22 @@ template <class T> class Backward {
   // Room for dq of one head: [query panel][feature][query].
   static int64_t room(const Call& call) { return rounded(call.queries, panel) * rounded(call.features, kRows); }
 
-  // The memory for one range of keys: packed keys (twice) and values, and their gradients.
-  static int64_t bytes(const Call& call, int64_t keys) {
-    return (3 * rounded(call.features, kRows) + 2 * rounded(call.width, kRows)) * std::min(keys, call.keys) * int64_t(sizeof(T));
+  // The memory that grows with the keys: packed keys (twice) and values, and their gradients; and dq where it was kept here.
+  int64_t bytes() const {
+    return int64_t((k_.size() + v_.size() + k_columns_.size() + dk_.size() + dv_.size() + dq_.size()) * sizeof(T));
+  }
+
+  // All keys of one key head, and the dq of its group written too.
+  void head(int64_t b, int64_t head) {
+    const int64_t group = call_->group(), size = room(*call_);
+    dq_.assign(group * size, T(0));
+    keys(b, head, 0, call_->keys, dq_.data());
+    for (int64_t g = 0; g < group; ++g) write_queries(dq_.data() + g * size, b, head * group + g);
+  }
+
+  // The finished dq of a query head.
+  void write_queries(const T* dq, int64_t b, int64_t h) {
+    write(dq, features_, call_->features, T(call_->scale), call_->dq, b, h, 0, call_->queries);
   }
 
   // Keys [first, last) of one key head against all queries of its group. `dq` has room for each head of the group; it is
@@ -59,15 +76,15 @@ template <class T> class Backward {
     const int64_t count = last - first;
     dk_.assign(rounded(count, panel) * features_, T(0));
     dv_.assign(rounded(count, panel) * width_, T(0));
-    for (int64_t g = 0; g < call_.group(); ++g) {
-      const int64_t h = head * call_.group() + g;
-      Scorer<T> scorer(call_, b, h);
+    for (int64_t g = 0; g < call_->group(); ++g) {
+      const int64_t h = head * call_->group() + g;
+      Scorer<T> scorer(*call_, b, h);
       scorer.remember = any_odd_;
-      for (int64_t i0 = 0; i0 < call_.queries; i0 += kTogether * panel)
-        queries(scorer, b, h, i0, first, last, dq + g * room(call_));
+      for (int64_t i0 = 0; i0 < call_->queries; i0 += kTogether * panel)
+        queries(scorer, b, h, i0, first, last, dq + g * room(*call_));
     }
-    write(dk_.data(), features_, call_.features, T(call_.scale), call_.dk, b, head, first, last);
-    write(dv_.data(), width_, call_.width, T(1), call_.dv, b, head, first, last);
+    write(dk_.data(), features_, call_->features, T(call_->scale), call_->dk, b, head, first, last);
+    write(dv_.data(), width_, call_->width, T(1), call_->dv, b, head, first, last);
   }
 
   // [panel][column][row] times a factor, into the rows [first, last) of a view.
@@ -84,18 +101,18 @@ template <class T> class Backward {
   void pack_keys(int64_t b, int64_t head, int64_t first, int64_t last) {
     const int64_t count = last - first, padded = rounded(count, kRows);
     odd_.assign(count, 0);
-    k_.resize(padded * call_.features);       // [key block][feature][kRows]: for scores
-    v_.resize(padded * call_.width);          // [key block][width][kRows]: for dweights
+    k_.resize(padded * call_->features);       // [key block][feature][kRows]: for scores
+    v_.resize(padded * call_->width);          // [key block][width][kRows]: for dweights
     k_columns_.resize(features_ * count);     // [feature block][key][kRows]: for dq
-    pack_rows<T>(call_.k, b, head, first, count, call_.features, kRows, scratch_.data(), k_.data(), odd_.data());
-    pack_rows<T>(call_.v, b, head, first, count, call_.width, kRows, scratch_.data(), v_.data(), odd_.data());
-    pack_columns<T>(call_.k, b, head, first, count, call_.features, count * kRows, scratch_.data(), k_columns_.data());
+    pack_rows<T>(call_->k, b, head, first, count, call_->features, kRows, scratch_.data(), k_.data(), odd_.data());
+    pack_rows<T>(call_->v, b, head, first, count, call_->width, kRows, scratch_.data(), v_.data(), odd_.data());
+    pack_columns<T>(call_->k, b, head, first, count, call_->features, count * kRows, scratch_.data(), k_columns_.data());
     any_odd_ = std::any_of(odd_.begin(), odd_.end(), [](uint8_t x) { return x; });
   }
 
   // Some panels of queries from i0 on, against keys [first, last).
   void queries(Scorer<T>& scorer, int64_t b, int64_t h, int64_t i0, int64_t first, int64_t last, T* dq) {
-    const int64_t i1 = std::min(i0 + kTogether * panel, call_.queries);
+    const int64_t i1 = std::min(i0 + kTogether * panel, call_->queries);
     const Span span = scorer.mask.span(i0, i1);
     if (span.low >= last || span.high <= first) return;
     const int64_t panels = (i1 - i0 + panel - 1) / panel;
@@ -112,32 +129,32 @@ template <class T> class Backward {
   // Queries [i0, i1) and their output gradients, zero for rows that attend to nothing; false where that is all of them.
   bool load_queries(int64_t b, int64_t h, int64_t i0, int64_t i1, int64_t place) {
     Asking<T>& ask = asking_[place];
-    const int64_t at = call_.row_of(b, h), count = i1 - i0, stride = kTogether * panel * kRows;
+    const int64_t at = call_->row_of(b, h), count = i1 - i0, stride = kTogether * panel * kRows;
     T* const q_columns = q_columns_.data() + place * panel * kRows;
     T* const dout_columns = dout_columns_.data() + place * panel * kRows;
-    pack_rows<T>(call_.q, b, h, i0, count, call_.features, panel, scratch_.data(), ask.q.data());
-    pack_rows<T>(call_.dout, b, h, i0, count, call_.width, panel, scratch_.data(), ask.dout.data());
-    pack_rows<T>(call_.out, b, h, i0, count, call_.width, panel, scratch_.data(), output_.data());
-    pack_columns<T>(call_.q, b, h, i0, count, call_.features, stride, scratch_.data(), q_columns);
-    pack_columns<T>(call_.dout, b, h, i0, count, call_.width, stride, scratch_.data(), dout_columns);
+    pack_rows<T>(call_->q, b, h, i0, count, call_->features, panel, scratch_.data(), ask.q.data());
+    pack_rows<T>(call_->dout, b, h, i0, count, call_->width, panel, scratch_.data(), ask.dout.data());
+    pack_rows<T>(call_->out, b, h, i0, count, call_->width, panel, scratch_.data(), output_.data());
+    pack_columns<T>(call_->q, b, h, i0, count, call_->features, stride, scratch_.data(), q_columns);
+    pack_columns<T>(call_->dout, b, h, i0, count, call_->width, stride, scratch_.data(), dout_columns);
     ask.rows = Rows<T>();
     ask.first = i0, ask.last = i1;
     bool alive = false;
     for (int lane = 0; lane < panel; ++lane) {
-      const T total = lane < count ? static_cast<const T*>(call_.total)[at + i0 + lane] : T(0);
+      const T total = lane < count ? static_cast<const T*>(call_->total)[at + i0 + lane] : T(0);
       if (total == 0) {
-        blank(ask.q.data(), call_.features, q_columns, features_, lane);
-        blank(ask.dout.data(), call_.width, dout_columns, width_, lane);
-        for (int64_t c = 0; c < call_.width; ++c) output_[c * panel + lane] = 0;
+        blank(ask.q.data(), call_->features, q_columns, features_, lane);
+        blank(ask.dout.data(), call_->width, dout_columns, width_, lane);
+        for (int64_t c = 0; c < call_->width; ++c) output_[c * panel + lane] = 0;
         continue;
       }
-      ask.rows.largest[lane] = static_cast<const T*>(call_.peak)[at + i0 + lane];
+      ask.rows.largest[lane] = static_cast<const T*>(call_->peak)[at + i0 + lane];
       ask.rows.total[lane] = total;
       alive = true;
     }
     for (int x = 0; x < panel; x += kLanes<T>) {
       Vec<T> spread{};
-      for (int64_t c = 0; c < call_.width; ++c)
+      for (int64_t c = 0; c < call_->width; ++c)
         spread += load<T>(output_.data() + c * panel + x) * load<T>(ask.dout.data() + c * panel + x);
       store<T>(ask.spread + x, spread);
     }
@@ -172,12 +189,12 @@ template <class T> class Backward {
   // weights and dscores (in dweights_) of one panel, and its dq; false where it may see none of the keys.
   bool differentiate(Scorer<T>& scorer, const Asking<T>& ask, int64_t first, int64_t j0, int64_t j1, T* dq) {
     const int64_t count = j1 - j0, blocks = (count + kRows - 1) / kRows, at = j0 - first;
-    const T* k = k_.data() + at * call_.features;
+    const T* k = k_.data() + at * call_->features;
     if (!scorer.score(ask.q.data(), k, ask.first, ask.last, j0, j1, weights_.data())) return false;
-    if (call_.softcap != 0)
-      product<T, false>(k, blocks, ask.q.data(), call_.features, call_.features * kRows, raw_.data());
+    if (call_->softcap != 0)
+      product<T, false>(k, blocks, ask.q.data(), call_->features, call_->features * kRows, raw_.data());
     ask.rows.weigh(weights_.data(), count, scorer.units.factor);
-    product<T, false>(v_.data() + at * call_.width, blocks, ask.dout.data(), call_.width, call_.width * kRows,
+    product<T, false>(v_.data() + at * call_->width, blocks, ask.dout.data(), call_->width, call_->width * kRows,
                       dweights_.data());
     const bool clean = scorer.mixed && any_odd_;
     dscores(scorer, ask, count, clean);
@@ -198,7 +215,7 @@ template <class T> class Backward {
     if (clean)  // a masked weight is 0, and 0 times NaN is not
       for (int64_t x = 0; x < count * panel; ++x)
         if (!scorer.allowed()[x]) weights_[x] = dweights_[x] = 0;
-    if (call_.softcap != 0) scorer.uncap(raw_.data(), count, dweights_.data());
+    if (call_->softcap != 0) scorer.uncap(raw_.data(), count, dweights_.data());
   }
 
   // The keys of a tile with zeros for those that no query of the panel may see.
@@ -241,11 +258,11 @@ template <class T> class Backward {
     }
   }
 
-  const Call& call_;
-  const int64_t features_, width_;  // rounded up to whole blocks
+  const Call* call_ = nullptr;
+  int64_t features_ = 0, width_ = 0;  // rounded up to whole blocks
   std::vector<Asking<T>> asking_;
   Span seen_[kTogether];  // by each panel, of the tile
-  Buffer<T> k_, v_, k_columns_, weights_, dweights_, raw_, dk_, dv_, turned_weights_, turned_dscores_, scratch_,
+  Buffer<T> k_, v_, k_columns_, dq_, weights_, dweights_, raw_, dk_, dv_, turned_weights_, turned_dscores_, scratch_,
       output_, q_columns_, dout_columns_, clean_;
   std::vector<uint8_t> odd_;
   bool any_odd_ = false;

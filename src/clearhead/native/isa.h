@@ -100,7 +100,8 @@ template <class T> inline void sums_of_four(const Vec<T>* v, T* out) {
 
 // 2^x of several vectors, in place: exact at whole numbers, within an ulp or so elsewhere, 0 for what is too small for a
 // normal number and for −inf. They go step by step together, since each step waits for the one before. `limited` is x in
-// the range in which it was used, so that x · 2^x is 0 and not NaN for −inf.
+// the range in which it was used, so that x · 2^x is 0 and not NaN for −inf; it is put together again from its parts, since
+// there are not registers enough to keep it.
 template <class T, int count> CLEARHEAD_INLINE void exp2(Vec<T>* x, Vec<T>* limited) {
   constexpr bool wide = sizeof(T) == 8;
   constexpr int shift = wide ? 52 : 23, degree = wide ? 13 : 5;
@@ -116,14 +117,15 @@ template <class T, int count> CLEARHEAD_INLINE void exp2(Vec<T>* x, Vec<T>* limi
   static constexpr Spread<T> fitted[] = {T(1.0), T(0.69314698), T(0.24022242), T(0.05550734), T(0.00967151), T(0.00132647)};
   const Spread<T>* c = wide ? taylor : fitted;
   Vec<T> whole[count], f[count], p[count];
-  for (int i = 0; i < count; ++i) limited[i] = max(all<T>(-bias), x[i]);
-  for (int i = 0; i < count; ++i) whole[i] = limited[i] + magic;
-  for (int i = 0; i < count; ++i) f[i] = limited[i] - (whole[i] - magic);  // −1/2 … 1/2
+  for (int i = 0; i < count; ++i) x[i] = max(all<T>(-bias), x[i]);
+  for (int i = 0; i < count; ++i) whole[i] = x[i] + magic;
+  for (int i = 0; i < count; ++i) f[i] = x[i] - (whole[i] - magic);  // −1/2 … 1/2
   for (int i = 0; i < count; ++i) p[i] = fma<T>(all<T>(c[degree].at[0]), f[i], c[degree - 1].at);
   for (int power = degree - 2; power >= 0; --power)
     for (int i = 0; i < count; ++i) p[i] = fma<T>(p[i], f[i], c[power].at);
   for (int i = 0; i < count; ++i) {
     x[i] = p[i] * (Vec<T>)((BitVec<T>)whole[i] << shift);  // the same bits, seen as the other type
+    limited[i] = f[i] + (whole[i] - magic);
   }
 }
 

@@ -139,32 +139,51 @@ template <class T> void sink_gradients(const Call& call) {
     }
 }
 
-// Keys are cut into splits that depend on the call only, each with a dq of its own; they are added up in order.
+// Few heads are cut into splits of their keys, which depend on the call only, each with a dq of its own; those are added up in
+// order.
 template <class T> void backward_as(const Call& call, int threads) {
   const int64_t heads = call.batch * call.key_heads, group = call.group(), size = Backward<T>::room(call);
   const int64_t most = heads >= kSplitHeads ? 1 : kSplitHeads / std::max<int64_t>(heads, 1);
   const int64_t step = std::max(rounded((call.keys + most - 1) / most, kBackTile), kBackTile);
   const int64_t splits = std::max<int64_t>((call.keys + step - 1) / step, 1);
-  for (int64_t start = 0; start < heads; start += kSplitHeads) {
-    const int64_t count = std::min(kSplitHeads, heads - start);
-    Buffer<T> dq(count * splits * group * size, T(0));
-    call.uses(int64_t(dq.size() * sizeof(T)) + std::min<int64_t>(threads, count * splits) * Backward<T>::bytes(call, step));
-    parallel(count * splits, threads, [&] {
-      return [&, back = std::make_unique<Backward<T>>(call)](int64_t task) mutable {
-        const int64_t n = start + task / splits, first = task % splits * step;
+  const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(threads, heads * splits));
+  static thread_local std::vector<Backward<T>> rooms;  // kept for the next call of this thread
+  if (int64_t(rooms.size()) < workers) rooms.resize(workers);
+  Backward<T>* const room = rooms.data();
+  std::atomic<int64_t> taken{0};
+  const auto worker = [&]() -> Backward<T>& {
+    Backward<T>& back = room[taken++];
+    back.begin(call);
+    return back;
+  };
+  Buffer<T> dq;
+  if (splits == 1) {
+    parallel(heads, int(workers), [&] {
+      return [&, back = &worker()](int64_t n) { back->head(n / call.key_heads, n % call.key_heads); };
+    });
+  } else {
+    dq.assign(heads * splits * group * size, T(0));
+    parallel(heads * splits, int(workers), [&] {
+      return [&, back = &worker()](int64_t task) {
+        const int64_t n = task / splits, first = task % splits * step;
         back->keys(n / call.key_heads, n % call.key_heads, first, std::min(first + step, call.keys), dq.data() + task * group * size);
       };
     });
-    parallel(count * group, threads, [&] {
-      return [&, back = std::make_unique<Backward<T>>(call)](int64_t task) mutable {
-        const int64_t n = start + task / group, g = task % group, h = n % call.key_heads * group + g;
-        T* sum = dq.data() + (task / group * splits * group + g) * size;
+    taken = 0;
+    parallel(heads * group, int(workers), [&] {
+      return [&, back = &worker()](int64_t task) {
+        const int64_t n = task / group, g = task % group;
+        T* sum = dq.data() + (n * splits * group + g) * size;
         for (int64_t s = 1; s < splits; ++s)
           for (int64_t x = 0; x < size; ++x) sum[x] += sum[s * group * size + x];
-        back->write(sum, rounded(call.features, kRows), call.features, T(call.scale), call.dq, n / call.key_heads, h, 0, call.queries);
+        back->write_queries(sum, n / call.key_heads, n % call.key_heads * group + g);
       };
     });
   }
+  int64_t kept = 0;
+  for (auto& back : rooms) kept += back.bytes();
+  call.uses(int64_t(dq.size() * sizeof(T)) + kept);
+  if (kept > kKeptBytes) std::vector<Backward<T>>().swap(rooms);
   if (!call.sinks.empty()) sink_gradients<T>(call);
 }
 

@@ -125,16 +125,17 @@ template <class T> class Observer {
 
   // Keys [j, end), of which `most` is the largest weight for each query: those above `least` go among the best.
   void rank(const T* weights, const Vec<T>* most, T* least, int64_t i0, int64_t i1, int64_t j0, int64_t j, int64_t end) {
-    BitVec<T> above{};
-    for (int x = 0; x < kVecs; ++x) above |= most[x] > load<T>(least + x * lanes);
-    typename Bits<T>::type news = 0;
-    for (int x = 0; x < lanes; ++x) news |= above[x];
-    if (!news) return;
-    for (int x = 0; x < int(i1 - i0); ++x) {
-      if (!(most[x / lanes][x % lanes] > least[x])) continue;
-      for (int64_t k = j; k < end; ++k) {
-        const T w = weights[(k - j0) * panel + x];
-        if (w > least[x]) least[x] = insert(i0 + x, w, k);
+    for (int part = 0; part < kVecs; ++part) {
+      const BitVec<T> above = most[part] > load<T>(least + part * lanes);
+      typename Bits<T>::type news = 0;
+      for (int x = 0; x < lanes; ++x) news |= above[x];
+      if (!news) continue;
+      for (int x = part * lanes; x < std::min<int>((part + 1) * lanes, int(i1 - i0)); ++x) {
+        if (!above[x % lanes]) continue;
+        for (int64_t k = j; k < end; ++k) {
+          const T w = weights[(k - j0) * panel + x];
+          if (w > least[x]) least[x] = insert(i0 + x, w, k);
+        }
       }
     }
   }
