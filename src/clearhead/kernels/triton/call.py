@@ -17,7 +17,7 @@ from clearhead.arrays import Array, dtype_name
 from clearhead.dropout import mix
 from clearhead.kernels.triton import device, spans, tuning
 from clearhead.kernels.triton.device import Form, Lists, Scoring
-from clearhead.kernels.triton.kinds import Kind, Remembered, Unlike
+from clearhead.kernels.triton.kinds import Kind, Latest, Remembered, Unlike
 from clearhead.kernels.triton.launches import Launches
 from clearhead.kernels.triton.launches import described as descriptor
 from clearhead.kernels.triton.room import room
@@ -80,15 +80,31 @@ class Call:
         except Unlike:
             return cls(problem)
         last = _calls.get(kind)
-        if last is None:
-            call = cls(problem)
-            last = {name: value for name, value in vars(call).items() if name not in TAKEN}
-            _calls.keep(kind, last)
-            return call
+        if last is not None:
+            return cls.again(problem, last)
+        family = kind.family(problem)
+        relative = None if family is None else _families.asked(family)
+        call = cls(problem) if relative is None else cls.resized(problem, relative)
+        last = {name: value for name, value in vars(call).items() if name not in TAKEN}
+        _calls.keep(kind, last)
+        if family is not None and relative is None and call.as_given:
+            _families.keep(family, last)
+        return call
+
+    @classmethod
+    def again(cls, problem: Problem, last: dict[str, Any]) -> Call:
+        """A call made of what the last one of its kind left."""
         call = object.__new__(cls)
         vars(call).update(last)
         call.take(problem)
         return call
+
+    @classmethod
+    def resized(cls, problem: Problem, relative: dict[str, Any]) -> Call:
+        """The same from a call of the same family: what depends on how many positions there are is found anew."""
+        grid, on = problem.grid, relative["device"]
+        anew = {"grid": grid, "mask": spans.prepare(problem.mask, grid, on), "launch": Launches(), "kept": {}}
+        return cls.again(problem, relative | anew)
 
     def take(self, problem: Problem) -> None:
         """The arrays of a problem."""
@@ -254,6 +270,9 @@ _fitted: dict[Any, Blocks] = {}
 
 # what a call of each kind is made of, but for its arrays
 _calls = Remembered()
+
+# the same for each family, of calls that take tensors as they are given
+_families = Latest()
 
 
 @cache

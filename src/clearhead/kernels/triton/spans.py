@@ -49,8 +49,9 @@ def as_span(mask: Mask, grid: Grid) -> tuple[Array, Array, Array] | None:
     """(low, high, count): query i sees keys i + low … i + high below count. None where that does not say it all."""
     if isinstance(mask, Band):
         offset = flat(mask.alignment.offset(grid), grid)
-        low = -FAR if mask.back is None else np.maximum(offset - mask.back, -FAR)
-        return low, FAR if mask.ahead is None else np.minimum(offset + mask.ahead, FAR), grid.keys
+        larger, smaller = (max, min) if isinstance(offset, int) else (np.maximum, np.minimum)
+        low = -FAR if mask.back is None else larger(offset - mask.back, -FAR)
+        return low, FAR if mask.ahead is None else smaller(offset + mask.ahead, FAR), grid.keys
     if isinstance(mask, Before):
         count = flat(by_batch(mask.name, mask.count, grid), grid)
         return -FAR, FAR, np.clip(count, 0, grid.keys)
@@ -64,7 +65,7 @@ def as_span(mask: Mask, grid: Grid) -> tuple[Array, Array, Array] | None:
 def flat(values: np.ndarray, grid: Grid) -> Array:
     """One number, or one for each batch row in one axis."""
     if values.ndim == 0:
-        return int(np.clip(values, -FAR, FAR))
+        return max(-FAR, min(int(values), FAR))
     return np.clip(np.broadcast_to(values[..., 0, 0, 0], grid.batch).reshape(-1), -FAR, FAR)
 
 
