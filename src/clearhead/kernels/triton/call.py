@@ -84,27 +84,24 @@ class Call:
             return cls.again(problem, last)
         family = kind.family(problem)
         relative = None if family is None else _families.asked(family)
-        call = cls(problem) if relative is None else cls.resized(problem, relative)
-        last = {name: value for name, value in vars(call).items() if name not in TAKEN}
+        if relative is None:
+            call = cls(problem)
+            last = {name: value for name, value in vars(call).items() if name not in TAKEN}
+            if family is not None and call.as_given:
+                _families.keep(family, last)
+        else:
+            last = resized(relative, problem)
+            call = cls.again(problem, last)
         _calls.keep(kind, last)
-        if family is not None and relative is None and call.as_given:
-            _families.keep(family, last)
         return call
 
     @classmethod
     def again(cls, problem: Problem, last: dict[str, Any]) -> Call:
-        """A call made of what the last one of its kind left."""
+        """A call made of what another one left."""
         call = object.__new__(cls)
         vars(call).update(last)
         call.take(problem)
         return call
-
-    @classmethod
-    def resized(cls, problem: Problem, relative: dict[str, Any]) -> Call:
-        """The same from a call of the same family: what depends on how many positions there are is found anew."""
-        grid, on = problem.grid, relative["device"]
-        anew = {"grid": grid, "mask": spans.prepare(problem.mask, grid, on), "launch": Launches(), "kept": {}}
-        return cls.again(problem, relative | anew)
 
     def take(self, problem: Problem) -> None:
         """The arrays of a problem."""
@@ -263,6 +260,13 @@ class Call:
                 _fitted[key] = blocks
             else:
                 return
+
+
+def resized(relative: dict[str, Any], problem: Problem) -> dict[str, Any]:
+    """What a call of the same family left, with what depends on how many positions there are found anew."""
+    grid = problem.grid
+    mask = spans.prepare(problem.mask, grid, relative["device"])
+    return {**relative, "grid": grid, "mask": mask, "launch": Launches(), "kept": {}}
 
 
 # blocks that a device had room for, where the first choice was too large

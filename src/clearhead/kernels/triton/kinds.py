@@ -58,7 +58,8 @@ class Kind:
         shapes, strides = self.key[:3], self.key[3:6]
         return (
             *[(shape[:-2], shape[-1], min(shape[-2], 2)) for shape in shapes],
-            *[(steps[-1], *[step and (step % 16, 1) for step in steps[:-1]]) for steps in strides],
+            *[step % 16 if step else None for steps in strides for step in steps],
+            *[steps[-1] for steps in strides],
             self.rest,
         )
 

@@ -15,43 +15,25 @@ DIRECT = triton.__version__.startswith("3.6.")
 
 
 class Variants:
-    """The compiled forms of one kernel, each by all that Triton compiles for: never more than Triton itself keeps.
+    """The compiled forms of one kernel, each by all that Triton compiles for.
 
     Of an argument that is its type, and more for whole numbers (1 or not, divisible by 16 or not), for tensors (where
-    memory starts), for descriptors (block and layout), and so on inside tuples, whatever `do_not_specialize` says of
-    them. Triton's own function says it here too, so that nothing can be forgotten: what takes Triton long is the rest.
+    memory starts) and for descriptors (block and layout). Triton's own function says it here too, so that nothing can
+    be forgotten; what takes Triton long is the rest. Inside a tuple, as arguments are handed to it here, it looks at
+    everything, whether declared `do_not_specialize` or not: that tells apart more than is needed, and never less.
     """
 
     def __init__(self, kernel: Any, given: int) -> None:
         self.kernel = kernel  # kept, so that no other has its id
         self.ready: dict[Any, Any] = {}
-        self.usual: list[int] = []  # places of arguments with nothing special declared
-        self.constants: list[int] = []
-        self.declared: list[tuple[int, bool, bool, bool]] = []
-        for place, parameter in enumerate(kernel.params[:given]):
-            flags = (
-                parameter.is_const,
-                not parameter.do_not_specialize,
-                not parameter.do_not_specialize_on_alignment,
-            )
-            if parameter.is_constexpr:
-                self.constants.append(place)
-            elif flags == (False, True, True):  # what holds inside a tuple, so that one question is enough
-                self.usual.append(place)
-            else:
-                self.declared.append((place, *flags))
+        constants = [place for place, parameter in enumerate(kernel.params) if parameter.is_constexpr]
+        self.first = min(constants, default=given)  # of the arguments that are compiled in
 
     def key(self, device: int, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """What tells the compiled form for these arguments from all others."""
         backend = self.kernel.device_caches[device][3]
-        usual = tuple([args[place] for place in self.usual])
-        return (
-            device,
-            native_specialize_impl(backend, usual, False, True, True),
-            *[native_specialize_impl(backend, args[place], *flags) for place, *flags in self.declared],
-            *[args[place] for place in self.constants],
-            *options.items(),
-        )
+        numbers = native_specialize_impl(backend, args[: self.first], False, True, True)
+        return (device, numbers, args[self.first :], *options, *options.values())
 
 
 class Launches:
@@ -71,14 +53,14 @@ class Launches:
         """Launch a kernel; `options` are what it is compiled for, by name, and come last in its signature."""
         ready = self.known.get(name)
         if ready is None or hooked():
-            ready = self.learn(name, kernel, grid, args, options)
+            ready = self.find(name, kernel, grid, args, options)
             if ready is None:
                 return
         run, function, metadata, stream, device, compiled_for = ready
         x, y, z = (*grid, 1, 1)[:3]
         run(x, y, z, stream(device), function, metadata, None, None, None, *args, *compiled_for)
 
-    def learn(self, name: Any, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: Any) -> Any:
+    def find(self, name: Any, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: Any) -> Any:
         """What launches a kernel, if it is known; else launch it the ordinary way, remember, and give None."""
         variants = variants_of(kernel, len(args)) if DIRECT and not hooked() else None
         if variants is None:
@@ -106,13 +88,19 @@ _variants: dict[tuple[int, int], Variants | None] = {}
 def variants_of(kernel: Any, given: int) -> Variants | None:
     """The compiled forms of a kernel that is launched with so many arguments in place.
 
-    None where kernels are interpreted, or what comes after those arguments is more than what it is compiled for.
+    None where kernels are interpreted, or what they are compiled for does not come last.
     """
     place = (id(kernel), given)
     if place not in _variants:
-        able = isinstance(kernel, JITFunction) and all(p.is_constexpr for p in kernel.params[given:])
+        able = isinstance(kernel, JITFunction) and constants_last(kernel.params, given)
         _variants[place] = Variants(kernel, given) if able else None
     return _variants[place]
+
+
+def constants_last(parameters: list[Any], given: int) -> bool:
+    """True where a kernel's arguments end with those it is compiled for, and what is not given is among them."""
+    constant = [parameter.is_constexpr for parameter in parameters]
+    return constant == sorted(constant) and all(constant[given:])
 
 
 def hooked() -> bool:
