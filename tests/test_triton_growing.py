@@ -23,7 +23,7 @@ MASKS = {
     "window": ch.window(5),
     "both": ch.causal() & ch.window(3, align="start"),
 }
-# of a row, a feature and a head, where memory starts, and features: what tensors are taken as they are, and what are not
+# strides of a row, a feature and a head; where memory starts; features: some are taken as they are, some are not
 STRIDES = [
     (32, 1, 32, 0, 32), (40, 1, 40, 0, 32), (32, 1, 33, 0, 32), (32, 1, 32, 1, 32), (0, 1, 64, 0, 32),
     (64, 1, 0, 0, 32), (32, 1, 32, 0, 64), (32, 1, 32, 0, 24), (49, 1, 64, 0, 32), (32, 17, 32, 0, 32),
