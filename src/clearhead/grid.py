@@ -140,7 +140,11 @@ class Alignment:
         """The key position of query 0: one number, or (*batch, 1, 1, 1)."""
         if self.given is not None:
             return by_batch("offset", self.given, grid)
-        return np.asarray(grid.keys - grid.queries if self.align == "end" else 0)
+        return np.asarray(self.aligned(grid))
+
+    def aligned(self, grid: Grid) -> int:
+        """The same where no position is given."""
+        return grid.keys - grid.queries if self.align == "end" else 0
 
     def check(self, grid: Grid) -> None:
         """Refuse an offset for other batch rows than there are."""

@@ -138,18 +138,27 @@ _KNOWN: dict[Any, Sizes] = {}
 
 
 def _sizes(q: Array, k: Array, v: Array) -> Sizes:
-    """Three arrays checked; PyTorch's own tensors of the same shapes, dtypes and devices once and not every time."""
+    """Three arrays checked; PyTorch's own tensors once for all that differ only in how many positions there are."""
     torch = sys.modules.get("torch")
     if torch is None or not type(q) is type(k) is type(v) is torch.Tensor:
         return _checked(q, k, v)
-    key = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
-    sizes = _KNOWN.get(key)
-    if sizes is None:
-        sizes = _checked(q, k, v)
+    queries, keys, values = q.shape, k.shape, v.shape
+    if min(len(queries), len(keys), len(values)) < 2 or keys[-2] != values[-2]:
+        return _checked(q, k, v)
+    key = (
+        queries[:-2], keys[:-2], values[:-2], queries[-1], keys[-1], values[-1],
+        q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+    )  # fmt: skip
+    known = _KNOWN.get(key)
+    if known is None:
+        known = _checked(q, k, v)
         if len(_KNOWN) >= 256:
             _KNOWN.clear()
-        _KNOWN[key] = sizes
-    return sizes
+        _KNOWN[key] = known
+    library, grid, headless, uneven = known
+    if (grid.queries, grid.keys) == (queries[-2], keys[-2]):
+        return known
+    return Sizes(library, Grid(grid.batch, grid.heads, queries[-2], keys[-2]), headless, uneven)
 
 
 def _checked(q: Array, k: Array, v: Array) -> Sizes:

@@ -17,7 +17,7 @@ from clearhead.arrays import Array, dtype_name
 from clearhead.dropout import mix
 from clearhead.kernels.triton import device, spans, tuning
 from clearhead.kernels.triton.device import Form, Lists, Scoring
-from clearhead.kernels.triton.kinds import Kind, Remembered, Unlike
+from clearhead.kernels.triton.kinds import Kind, Latest, Remembered, Unlike
 from clearhead.kernels.triton.launches import Launches
 from clearhead.kernels.triton.launches import described as descriptor
 from clearhead.kernels.triton.room import room
@@ -80,11 +80,24 @@ class Call:
         except Unlike:
             return cls(problem)
         last = _calls.get(kind)
-        if last is None:
+        if last is not None:
+            return cls.again(problem, last)
+        family = kind.family(problem)
+        relative = None if family is None else _families.asked(family)
+        if relative is None:
             call = cls(problem)
             last = {name: value for name, value in vars(call).items() if name not in TAKEN}
-            _calls.keep(kind, last)
-            return call
+            if family is not None and call.as_given:
+                _families.keep(family, last)
+        else:
+            last = resized(relative, problem)
+            call = cls.again(problem, last)
+        _calls.keep(kind, last)
+        return call
+
+    @classmethod
+    def again(cls, problem: Problem, last: dict[str, Any]) -> Call:
+        """A call made of what another one left."""
         call = object.__new__(cls)
         vars(call).update(last)
         call.take(problem)
@@ -249,11 +262,21 @@ class Call:
                 return
 
 
+def resized(relative: dict[str, Any], problem: Problem) -> dict[str, Any]:
+    """What a call of the same family left, with what depends on how many positions there are found anew."""
+    grid = problem.grid
+    mask = spans.prepare(problem.mask, grid, relative["device"])
+    return {**relative, "grid": grid, "mask": mask, "launch": Launches(), "kept": {}}
+
+
 # blocks that a device had room for, where the first choice was too large
 _fitted: dict[Any, Blocks] = {}
 
 # what a call of each kind is made of, but for its arrays
 _calls = Remembered()
+
+# the same for each family, of calls that take tensors as they are given
+_families = Latest()
 
 
 @cache

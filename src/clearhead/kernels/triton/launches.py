@@ -6,11 +6,34 @@ from typing import Any
 
 import triton
 from triton import knobs
-from triton.compiler import CompiledKernel
+from triton._C.libtriton import native_specialize_impl
 from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 # how a compiled kernel is launched is no promise of Triton's: other versions are asked the ordinary way, every time
 DIRECT = triton.__version__.startswith("3.6.")
+
+
+class Variants:
+    """The compiled forms of one kernel, each by all that Triton compiles for.
+
+    Of an argument that is its type, and more for whole numbers (1 or not, divisible by 16 or not), for tensors (where
+    memory starts) and for descriptors (block and layout). Triton's own function says it here too, so that nothing can
+    be forgotten; what takes Triton long is the rest. Inside a tuple, as arguments are handed to it here, it looks at
+    everything, whether declared `do_not_specialize` or not: that tells apart more than is needed, and never less.
+    """
+
+    def __init__(self, kernel: Any, given: int) -> None:
+        self.kernel = kernel  # kept, so that no other has its id
+        self.ready: dict[Any, Any] = {}
+        constants = [place for place, parameter in enumerate(kernel.params) if parameter.is_constexpr]
+        self.first = min(constants, default=given)  # of the arguments that are compiled in
+
+    def key(self, device: int, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """What tells the compiled form for these arguments from all others."""
+        backend = self.kernel.device_caches[device][3]
+        numbers = native_specialize_impl(backend, args[: self.first], False, True, True)
+        return (device, numbers, args[self.first :], *options, *options.values())
 
 
 class Launches:
@@ -19,7 +42,8 @@ class Launches:
     Triton looks at every argument of every launch to find the kernel that was compiled for such arguments, which takes
     it longer than a short kernel runs. Who keeps one of these promises that under one name there is always the same
     kernel, with arguments of the same types: numbers that fit the same type, are or are not 1, and divide by 16 or do
-    not; tensors whose memory starts at a multiple of 16 bytes or does not.
+    not; tensors whose memory starts at a multiple of 16 bytes or does not. The first launch under a name makes no such
+    promise, and is looked up among the kernels that others have launched.
     """
 
     def __init__(self) -> None:
@@ -27,26 +51,56 @@ class Launches:
 
     def __call__(self, name: Any, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         """Launch a kernel; `options` are what it is compiled for, by name, and come last in its signature."""
-        known = self.known.get(name)
-        if known is None or hooked():
-            self.learn(name, kernel, kernel[grid](*args, **options), len(args))
-            return
-        run, function, metadata, stream, device, compiled_for = known
+        ready = self.known.get(name)
+        if ready is None or hooked():
+            ready = self.find(name, kernel, grid, args, options)
+            if ready is None:
+                return
+        run, function, metadata, stream, device, compiled_for = ready
         x, y, z = (*grid, 1, 1)[:3]
         run(x, y, z, stream(device), function, metadata, None, None, None, *args, *compiled_for)
 
-    def learn(self, name: Any, kernel: Any, compiled: Any, given: int) -> None:
-        """Keep what a launch found; nothing where kernels are interpreted, or another Triton launches them."""
-        if not DIRECT or not isinstance(compiled, CompiledKernel):
-            return
-        rest = kernel.params[given:]
-        if all(parameter.is_constexpr for parameter in rest):
-            active = driver.active
+    def find(self, name: Any, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: Any) -> Any:
+        """What launches a kernel, if it is known; else launch it the ordinary way, remember, and give None."""
+        variants = variants_of(kernel, len(args)) if DIRECT and not hooked() else None
+        if variants is None:
+            kernel[grid](*args, **options)
+            return None
+        active = driver.active
+        device = active.get_current_device()
+        key = variants.key(device, args, options)
+        ready = variants.ready.get(key)
+        if ready is None:
+            compiled = kernel[grid](*args, **options)
             # what a kernel is compiled for has a place among its arguments, but is not looked at
-            self.known[name] = (
-                compiled.run, compiled.function, compiled.packed_metadata,
-                active.get_current_stream, active.get_current_device(), (None,) * len(rest),
+            rest = (None,) * (len(kernel.params) - len(args))
+            variants.ready[key] = self.known[name] = (
+                compiled.run, compiled.function, compiled.packed_metadata, active.get_current_stream, device, rest,
             )  # fmt: skip
+            return None
+        self.known[name] = ready
+        return ready
+
+
+_variants: dict[tuple[int, int], Variants | None] = {}
+
+
+def variants_of(kernel: Any, given: int) -> Variants | None:
+    """The compiled forms of a kernel that is launched with so many arguments in place.
+
+    None where kernels are interpreted, or what they are compiled for does not come last.
+    """
+    place = (id(kernel), given)
+    if place not in _variants:
+        able = isinstance(kernel, JITFunction) and constants_last(kernel.params, given)
+        _variants[place] = Variants(kernel, given) if able else None
+    return _variants[place]
+
+
+def constants_last(parameters: list[Any], given: int) -> bool:
+    """True where a kernel's arguments end with those it is compiled for, and what is not given is among them."""
+    constant = [parameter.is_constexpr for parameter in parameters]
+    return constant == sorted(constant) and all(constant[given:])
 
 
 def hooked() -> bool:

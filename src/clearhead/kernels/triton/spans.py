@@ -48,30 +48,42 @@ def prepare(mask: Mask | None, grid: Grid, on: torch.device) -> Prepared:
 def as_span(mask: Mask, grid: Grid) -> tuple[Array, Array, Array] | None:
     """(low, high, count): query i sees keys i + low … i + high below count. None where that does not say it all."""
     if isinstance(mask, Band):
-        offset = flat(mask.alignment.offset(grid), grid)
-        low = -FAR if mask.back is None else np.maximum(offset - mask.back, -FAR)
-        return low, FAR if mask.ahead is None else np.minimum(offset + mask.ahead, FAR), grid.keys
+        given = mask.alignment.given is not None
+        offset = flat(mask.alignment.offset(grid), grid) if given else mask.alignment.aligned(grid)
+        low = -FAR if mask.back is None else larger(offset - mask.back, -FAR)
+        return low, FAR if mask.ahead is None else smaller(offset + mask.ahead, FAR), grid.keys
     if isinstance(mask, Before):
         count = flat(by_batch(mask.name, mask.count, grid), grid)
-        return -FAR, FAR, np.clip(count, 0, grid.keys)
+        return -FAR, FAR, smaller(larger(count, 0), grid.keys)
     if isinstance(mask, Both):
         left, right = as_span(mask.left, grid), as_span(mask.right, grid)
         if left is not None and right is not None:
-            return np.maximum(left[0], right[0]), np.minimum(left[1], right[1]), np.minimum(left[2], right[2])
+            return larger(left[0], right[0]), smaller(left[1], right[1]), smaller(left[2], right[2])
     return None
+
+
+def larger(a: Array, b: Array) -> Array:
+    """The larger ones; a number of two numbers, in a tenth of the time that NumPy takes."""
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else np.maximum(a, b)
+
+
+def smaller(a: Array, b: Array) -> Array:
+    """The smaller ones, in the same way."""
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else np.minimum(a, b)
 
 
 def flat(values: np.ndarray, grid: Grid) -> Array:
     """One number, or one for each batch row in one axis."""
     if values.ndim == 0:
-        return int(np.clip(values, -FAR, FAR))
+        return max(-FAR, min(int(values), FAR))
     return np.clip(np.broadcast_to(values[..., 0, 0, 0], grid.batch).reshape(-1), -FAR, FAR)
 
 
 def _from_span(limits: tuple[Array, Array, Array], grid: Grid, on: torch.device) -> Prepared:
-    if all(np.ndim(limit) == 0 for limit in limits):
-        low, high, count = map(int, limits)
-        return Prepared(Span(low, high, count, _nothing(on)), arrays=(_nothing(on),))
+    low, high, count = limits
+    if isinstance(low, int) and isinstance(high, int) and isinstance(count, int):
+        nothing = _nothing(on)
+        return Prepared(Span(low, high, count, nothing), arrays=(nothing,))
     rows = np.stack(np.broadcast_arrays(*limits), axis=-1).astype(np.int32)
     return Prepared(Span(-FAR, FAR, grid.keys, upload(rows, on)), span_by_row=True, arrays=(_nothing(on),))
 

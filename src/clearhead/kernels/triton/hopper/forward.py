@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -153,5 +153,15 @@ def fields_of(
     if strides[-1] != 1 or any(step <= 0 or step % 8 for step in steps):
         return {}
     block = [1, 1, rows, width]
-    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[dtype])
-    return {"shape": [batch, heads, length, width], "strides": [*steps, 1], "block_shape": block, "layout": layout}
+    return {
+        "shape": [batch, heads, length, width],
+        "strides": [*steps, 1],
+        "block_shape": block,
+        "layout": layout_of(rows, width, dtype),
+    }
+
+
+@cache
+def layout_of(rows: int, width: int, dtype: torch.dtype) -> Any:
+    """How a block lies in shared memory."""
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], DTYPES[dtype])
