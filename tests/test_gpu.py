@@ -259,6 +259,22 @@ def not_seen(name: str, width: int) -> None:
         assert (got.float() - want.float()).norm() < 0.01 * want.float().norm()
 
 
+def test_every_back_end_of_the_vendor_gives_gradients() -> None:
+    """Each by itself, since which one runs is found out by measuring."""
+    from clearhead.kernels.vendor import BACKWARD, FORWARD
+
+    for length, causal in product((64, 130), (False, True)):
+        q, k, v, dout = torch.randn((4, 2, 4, length, 64), device="cuda", dtype=torch.bfloat16).unbind(0)
+        mask = ch.causal() if causal else None
+        exact = ch.gradients(*(x.double() for x in (q, k, v, dout)), mask=mask, kernel="dense")
+        for name in FORWARD:
+            output, lse = FORWARD[name](q, k, v, causal, 0.125)
+            found = BACKWARD[name](dout, q, k, v, output.contiguous(), lse.contiguous(), causal, 0.125)
+            for what, got, best in zip(("dq", "dk", "dv"), found, exact, strict=True):
+                off = float((got.double() - best).norm() / best.norm())
+                assert off < 2**-6, f"{name} {what}: off by {off:.2g} of its size, a few times bfloat16's 2⁻⁸"
+
+
 def test_few_queries_over_many_keys() -> None:
     for queries in (1, 3):
         longer("bfloat16", 128, "causal", queries=queries, keys=5000)
@@ -290,6 +306,7 @@ def work(kernels: list[str]) -> dict[str, tuple[int, Callable[..., object], tupl
         for number, f in enumerate(
             (
                 same_bits,
+                test_every_back_end_of_the_vendor_gives_gradients,
                 test_few_queries_over_many_keys,
                 test_gradients_of_sinks,
                 test_gradients_are_added_up_in_no_order_only_where_they_may_be,
