@@ -150,6 +150,7 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule=None, change=No
 
     n = q.shape[-2]
     block_mask = None if rule is None else create_block_mask(rule, None, None, n, n, device="cuda")
+    torch._dynamo.reset()  # or other sizes would be compiled for sizes that vary, which is slower
     compiled = torch.compile(flex_attention)
     return lambda: compiled(q, k, v, score_mod=change, block_mask=block_mask)
 
