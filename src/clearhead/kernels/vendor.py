@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
-from clearhead.arrays import Array, dtype_name
+from clearhead.arrays import Array, dtype_name, to_numpy
 from clearhead.errors import KernelRefused
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
@@ -25,6 +25,15 @@ TYPES = ("float16", "bfloat16")
 # in the order that they are taken without measuring; by name, as PyTorch's checks are
 BACK_ENDS = ("cudnn", "flash", "efficient")
 RUNS = 5
+KINDS = 256  # that are remembered
+
+
+class Way(NamedTuple):
+    """How problems of one kind are given to PyTorch: why not, or as causal or not to one of some back ends."""
+
+    reason: str | None
+    causal: bool
+    able: tuple[str, ...]
 
 
 class Vendor:
@@ -34,6 +43,9 @@ class Vendor:
 
     def __init__(self) -> None:
         self.fastest: dict[tuple[Any, ...], str] = {}
+        # of the last kinds of problems: asking PyTorch takes longer than a short attention
+        self.ways: dict[Any, Way] = {}
+        self.chosen: dict[Any, str] = {}
 
     def rejects(self, problem: Problem) -> str | None:
         """Why it cannot take a problem."""
@@ -46,34 +58,31 @@ class Vendor:
             return f"it takes tensors on a GPU, not on {device}"
         if dtype_name(problem.q) not in TYPES:
             return f"it takes {' and '.join(TYPES)}, not {dtype_name(problem.q)}"
-        reason = options(problem) or causality(problem)[1]
-        if reason is not None:
-            return reason
-        if not able(problem, *arrays(problem)):
-            return "none of cuDNN, FlashAttention and the memory-efficient back end takes these sizes"
-        return None
+        return options(problem) or self.way(problem).reason
 
     def run(self, problem: Problem) -> Ran:
         """Output and log-sum-exp."""
-        torch = sys.modules["torch"]
         q, k, v = arrays(problem)
-        causal, _ = causality(problem)
-        output, lse = FORWARD[self.back_end(problem, q, k, v)](q, k, v, causal, problem.scale)
-        lead = (*problem.grid.batch, problem.grid.heads, problem.grid.queries)
-        lse = lse[..., : problem.grid.queries].reshape(lead)
-        observed = Observed(output.reshape(*lead, problem.width), lse, None, None, self.name)
-        return Ran(observed, lse, torch.ones_like(lse))
+        way = self.way(problem)
+        output, lse = FORWARD[self.back_end(problem, way, q, k, v)](q, k, v, way.causal, problem.scale)
+        if len(problem.grid.batch) != 1:
+            lead = (*problem.grid.batch, problem.grid.heads, problem.grid.queries)
+            output, lse = output.reshape(*lead, problem.width), lse.reshape(lead)
+        # what is made while a graph is captured lives no longer than the graph
+        capturing = sys.modules["torch"].cuda.is_current_stream_capturing()
+        total = sys.modules["torch"].ones_like(lse) if capturing else one(lse.device).expand(lse.shape)
+        return Ran(Observed(output, lse, None, None, self.name), lse, total)
 
     def gradients(self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
         """dq, dk and dv; log-sum-exp means the same to every back end, so another one than ran may give them."""
         q, k, v = arrays(problem)
-        causal, _ = causality(problem)
+        way = self.way(problem)
         dout, output = (one_batch_axis(problem, a).contiguous() for a in (dout, output))
         lse = one_batch_axis(problem, peak[..., None])[..., 0].contiguous()
-        name = self.back_end(problem, q, k, v)
+        name = self.back_end(problem, way, q, k, v)
         if name == "efficient":  # for small problems, where its forward is quick; others are as good at gradients
-            name = able(problem, q, k, v)[0]
-        found = BACKWARD[name](dout, q, k, v, output, lse, causal, problem.scale)
+            name = way.able[0]
+        found = BACKWARD[name](dout, q, k, v, output, lse, way.causal, problem.scale)
         shaped = []
         for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True):
             gradient = gradient.reshape(*problem.grid.batch, *like.shape[-3:])
@@ -83,22 +92,68 @@ class Vendor:
             shaped.append(gradient)
         return Gradients(shaped[0], shaped[1], shaped[2])
 
-    def back_end(self, problem: Problem, q: Array, k: Array, v: Array) -> str:
+    def way(self, problem: Problem) -> Way:
+        """How this problem is given to PyTorch, which is asked once for each kind."""
+        if not (problem.mask is None or isinstance(problem.mask, Band)):
+            return Way(causality(problem)[1], False, ())
+        key = kind(problem)
+        way = self.ways.get(key)
+        if way is None:
+            causal, reason = causality(problem)
+            able = () if reason else able_to(problem, causal)
+            if not reason and not able:
+                reason = "none of cuDNN, FlashAttention and the memory-efficient back end takes these sizes"
+            if len(self.ways) >= KINDS:
+                self.ways.clear()
+                self.chosen.clear()
+            way = self.ways[key] = Way(reason, causal, able)
+        return way
+
+    def back_end(self, problem: Problem, way: Way, q: Array, k: Array, v: Array) -> str:
         """The fastest back end for sizes like these, measured at the first call that has them."""
         torch = sys.modules["torch"]
-        candidates = able(problem, q, k, v)
-        if not candidates:
+        if len(way.able) == 1:
+            return way.able[0]
+        exact = kind(problem)
+        found = self.chosen.get(exact)
+        if found is not None:
+            return found
+        if not way.able:
             raise KernelRefused(self.name, "no back end takes these sizes")
-        causal, _ = causality(problem)
         sizes = (q.shape[0] * q.shape[1], q.shape[-2], k.shape[-2])
         classes = tuple(max(size - 1, 0).bit_length() for size in sizes)
-        key = (q.device, q.dtype, q.shape[-1], v.shape[-1], problem.group, causal, candidates, classes)
+        key = (q.device, q.dtype, q.shape[-1], v.shape[-1], problem.group, way, classes)
         if key not in self.fastest:
-            if len(candidates) == 1 or torch.cuda.is_current_stream_capturing():
-                return candidates[0]
-            times = {name: seconds(partial(FORWARD[name], q, k, v, causal, problem.scale)) for name in candidates}
+            if torch.cuda.is_current_stream_capturing():
+                return way.able[0]
+            times = {name: seconds(partial(FORWARD[name], q, k, v, way.causal, problem.scale)) for name in way.able}
             self.fastest[key] = min(times, key=lambda name: times[name])
+        self.chosen[exact] = self.fastest[key]
         return self.fastest[key]
+
+
+def kind(problem: Problem) -> Any:
+    """What PyTorch's answer depends on: sizes, strides, the mask, and which back ends are switched on."""
+    q, k, v, mask = problem.q, problem.k, problem.v, problem.mask
+    cuda = sys.modules["torch"].backends.cuda
+    return (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device,
+        q.data_ptr() % 16, k.data_ptr() % 16, v.data_ptr() % 16, problem.group,
+        mask_kind(mask) if isinstance(mask, Band) else None,
+        cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(),
+    )  # fmt: skip
+
+
+def mask_kind(mask: Band) -> Any:
+    """A mask by what it says."""
+    given = mask.alignment.given
+    return (mask.back, mask.ahead, mask.alignment.align, None if given is None else to_numpy(given).tobytes())
+
+
+@cache
+def one(device: Any) -> Array:
+    """The number 1 on a device."""
+    return sys.modules["torch"].ones((), device=device)
 
 
 def options(problem: Problem) -> str | None:
@@ -140,7 +195,8 @@ def brief(mask: Mask) -> str:
 def one_batch_axis(problem: Problem, tensor: Array) -> Array:
     """(*batch, heads, …) with one batch axis."""
     batch = problem.grid.batch
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if len(batch) == 1 and tensor.shape[:-3] == batch:
         return tensor
     return tensor.expand(*batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
@@ -152,11 +208,10 @@ def arrays(problem: Problem) -> tuple[Array, Array, Array]:
     return q, k, v
 
 
-def able(problem: Problem, q: Array, k: Array, v: Array) -> tuple[str, ...]:
+def able_to(problem: Problem, causal: bool) -> tuple[str, ...]:
     """The back ends that take these arrays, by PyTorch's own word."""
     cuda = sys.modules["torch"].backends.cuda
-    causal, _ = causality(problem)
-    params = cuda.SDPAParams(q, k, v, None, 0.0, causal, problem.group > 1)
+    params = cuda.SDPAParams(*arrays(problem), None, 0.0, causal, problem.group > 1)
     return tuple(name for name in BACK_ENDS if getattr(cuda, f"can_use_{name}_attention")(params, False))
 
 
@@ -175,6 +230,7 @@ def seconds(call: Callable[[], Any]) -> float:
     return sorted(times)[RUNS // 2]
 
 
+@cache
 def aten(name: str) -> Any:
     """An operation of PyTorch's."""
     return getattr(sys.modules["torch"].ops.aten, f"_scaled_dot_product_{name}")
@@ -189,7 +245,7 @@ def cudnn(q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Arr
 def flash(q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
     """(output, log-sum-exp)."""
     output, lse, *_ = aten("flash_attention")(q, k, v, 0.0, causal, False, scale=scale)
-    return output, lse
+    return output, lse if lse.shape[-1] == q.shape[-2] else lse[..., : q.shape[-2]]
 
 
 def efficient(q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
