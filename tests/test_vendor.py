@@ -1,0 +1,129 @@
+"""PyTorch's own attention: which back end is asked and what is remembered; on the CPU, with stand-ins for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import clearhead as ch
+from clearhead.kernels import vendor as module
+from clearhead.kernels.vendor import Vendor
+from clearhead.problem import pose
+
+TIMES = {"cudnn": 2.0, "flash": 3.0, "efficient": 1.0}
+
+
+class Asked:
+    """Back ends that compute by the formula, and tell what they were asked."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, able: tuple[str, ...] = ("cudnn", "flash", "efficient")
+    ) -> None:
+        self.forward: list[tuple[str, bool]] = []
+        self.backward: list[str] = []
+        self.questions = 0
+        self.able = able
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        monkeypatch.setattr(module, "able_to", self.able_to)
+        monkeypatch.setattr(module, "seconds", lambda call: TIMES[call.func.__name__])
+        monkeypatch.setattr(module, "FORWARD", {name: self.stand_in(name) for name in TIMES})
+        monkeypatch.setattr(module, "BACKWARD", {name: self.gradients_of(name) for name in TIMES})
+
+    def able_to(self, problem: Any, causal: bool) -> tuple[str, ...]:
+        self.questions += 1
+        return self.able
+
+    def stand_in(self, name: str) -> Any:
+        def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+            self.forward.append((name, causal))
+            seen = ch.observe(q, k, v, mask=ch.causal() if causal else None, scale=scale, kernel="dense")
+            return seen.output, seen.lse
+
+        forward.__name__ = name
+        return forward
+
+    def gradients_of(self, name: str) -> Any:
+        def backward(
+            dout: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, lse: Tensor, causal: bool, scale: float
+        ):
+            self.backward.append(name)
+            return ch.gradients(q, k, v, dout, mask=ch.causal() if causal else None, scale=scale, kernel="dense")
+
+        return backward
+
+
+def tensors(*lead: int, length: int = 7, width: int = 4) -> list[Tensor]:
+    return list(torch.randn(3, *lead, length, width, generator=torch.Generator().manual_seed(3)).unbind(0))
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (3, 2), (2, 3, 2)])
+@pytest.mark.parametrize("mask", [None, ch.causal()], ids=str)
+def test_results_have_the_callers_axes(lead: tuple[int, ...], mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Asked(monkeypatch)
+    q, k, v = tensors(*lead)
+    problem = pose(q, k, v, mask=mask)
+    kernel = Vendor()
+    for _ in range(2):  # found, then remembered
+        seen, peak, total = kernel.run(problem)
+        right = ch.observe(q, k, v, mask=mask, kernel="dense")
+        torch.testing.assert_close(problem.restore(seen.output), right.output)
+        torch.testing.assert_close(problem.restore(seen.lse), right.lse)
+        assert peak.shape == total.shape == seen.lse.shape
+        assert (total == 1).all()
+        dout = torch.ones_like(seen.output)
+        found = kernel.gradients(problem, dout, seen.output, peak, total)
+        best = ch.gradients(q, k, v, torch.ones_like(q), mask=mask, kernel="dense")
+        for mine, right_one in zip((found.dq, found.dk, found.dv), best, strict=True):
+            torch.testing.assert_close(problem.restore(mine), right_one)
+
+
+def test_the_fastest_forward_runs_and_gradients_are_not_the_efficient_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, kernel = Asked(monkeypatch), Vendor()
+    problem = pose(*tensors(2, 2))
+    seen, peak, total = kernel.run(problem)
+    assert asked.forward == [("efficient", False)]
+    kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
+    assert asked.backward == ["cudnn"]
+    asked, kernel = Asked(monkeypatch, able=("efficient",)), Vendor()
+    kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
+    assert asked.backward == ["efficient"], "where there is no other"
+
+
+def test_pytorch_is_asked_once_for_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, kernel = Asked(monkeypatch), Vendor()
+    q, k, v = tensors(2, 2)
+    for _ in range(3):
+        kernel.run(pose(q, k, v, mask=ch.causal()))
+    assert asked.questions == 1
+    assert {causal for _, causal in asked.forward} == {True}
+    kernel.run(pose(q, k, v))
+    assert asked.questions == 2, "another mask"
+    kernel.run(pose(q, k, v, mask=ch.causal(offset=6)))
+    assert asked.questions == 3, "another place of the first query, which sees all keys"
+    assert asked.forward[-1][1] is False
+    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    kernel.run(pose(*strided, mask=ch.causal()))
+    assert asked.questions == 4, "other strides"
+    was = torch.backends.cuda.flash_sdp_enabled()
+    torch.backends.cuda.enable_flash_sdp(not was)
+    try:
+        kernel.run(pose(q, k, v, mask=ch.causal()))
+    finally:
+        torch.backends.cuda.enable_flash_sdp(was)
+    assert asked.questions == 5, "a back end was switched off"
+    for mask in (ch.window(3), ch.documents([0, 0, 0, 1, 1, 1, 1]), ch.causal(offset=1)):
+        assert kernel.way(pose(q, k, v, mask=mask)).reason is not None
+    assert asked.questions == 5, "masks that PyTorch has not are refused without asking"
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    Asked(monkeypatch)
+    monkeypatch.setattr(module, "KINDS", 4)
+    kernel = Vendor()
+    for length in range(1, 12):
+        kernel.run(pose(*tensors(1, 1, length=length)))
+    assert len(kernel.ways) <= 4
+    assert len(kernel.chosen) <= 4
