@@ -167,6 +167,17 @@ CASES: tuple[Case, ...] = (
     Case("bfloat16", dtype="bfloat16", options=_mask(ch.causal())),
     Case("float16, longer", q=(1, 131, 17), k=(1, 257, 17), v=(1, 257, 7), dtype="float16"),
     Case("float16, rows masked", dtype="float16", options=_rows_masked),
+    # of the widths that vendors' own kernels have, which take few other cases
+    Case("bfloat16, 16 features", q=(B, H, T, 16), k=(B, H, S, 16), v=(B, H, S, 16), dtype="bfloat16"),
+    Case(
+        "float16, 32 features, causal",
+        q=(B, H, 37, 32),
+        k=(B, H, 37, 32),
+        v=(B, H, 37, 32),
+        dtype="float16",
+        options=_mask(ch.causal()),
+    ),
+    Case("bfloat16, 64 features, grouped", q=(B, 6, 67, 64), k=(B, H, 67, 64), v=(B, H, 67, 64), dtype="bfloat16"),
     Case("bfloat16, everything", **GROUPED, dtype="bfloat16", options=_everything),
     # masks
     Case("causal", **SQUARE, options=_mask(ch.causal())),
