@@ -87,7 +87,7 @@ def test_the_fastest_forward_runs_and_gradients_are_not_the_efficient_ones(monke
     assert asked.forward == [("efficient", False)]
     kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
     assert asked.backward == ["cudnn"]
-    asked, kernel = Asked(monkeypatch, able=("efficient",)), Vendor()
+    asked, kernel, problem = Asked(monkeypatch, able=("efficient",)), Vendor(), pose(*tensors(2, 2))
     kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
     assert asked.backward == ["efficient"], "where there is no other"
 

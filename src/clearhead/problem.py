@@ -65,6 +65,11 @@ class Problem:
             arrays["sinks"] = self.sinks
         return tuple([name for name, array in arrays.items() if is_torch(array) and array.requires_grad])
 
+    @cached_property
+    def found(self) -> dict[str, Any]:
+        """What kernels found out about this problem before they run it, each under its name."""
+        return {}
+
     @property
     def plain(self) -> bool:
         """True for q, k and v alone: no option, and nothing to observe."""

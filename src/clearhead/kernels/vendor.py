@@ -34,6 +34,7 @@ class Way(NamedTuple):
     reason: str | None
     causal: bool
     able: tuple[str, ...]
+    kind: Any = None
 
 
 class Vendor:
@@ -93,7 +94,14 @@ class Vendor:
         return Gradients(shaped[0], shaped[1], shaped[2])
 
     def way(self, problem: Problem) -> Way:
-        """How this problem is given to PyTorch, which is asked once for each kind."""
+        """How this problem is given to PyTorch."""
+        way = problem.found.get(self.name)
+        if way is None:
+            way = problem.found[self.name] = self.way_of_kind(problem)
+        return way
+
+    def way_of_kind(self, problem: Problem) -> Way:
+        """The same, for which PyTorch is asked once for each kind."""
         if not (problem.mask is None or isinstance(problem.mask, Band)):
             return Way(causality(problem)[1], False, ())
         key = kind(problem)
@@ -106,7 +114,7 @@ class Vendor:
             if len(self.ways) >= KINDS:
                 self.ways.clear()
                 self.chosen.clear()
-            way = self.ways[key] = Way(reason, causal, able)
+            way = self.ways[key] = Way(reason, causal, able, key)
         return way
 
     def back_end(self, problem: Problem, way: Way, q: Array, k: Array, v: Array) -> str:
@@ -114,21 +122,20 @@ class Vendor:
         torch = sys.modules["torch"]
         if len(way.able) == 1:
             return way.able[0]
-        exact = kind(problem)
-        found = self.chosen.get(exact)
+        found = self.chosen.get(way.kind)
         if found is not None:
             return found
         if not way.able:
             raise KernelRefused(self.name, "no back end takes these sizes")
         sizes = (q.shape[0] * q.shape[1], q.shape[-2], k.shape[-2])
         classes = tuple(max(size - 1, 0).bit_length() for size in sizes)
-        key = (q.device, q.dtype, q.shape[-1], v.shape[-1], problem.group, way, classes)
+        key = (q.device, q.dtype, q.shape[-1], v.shape[-1], problem.group, way.causal, way.able, classes)
         if key not in self.fastest:
             if torch.cuda.is_current_stream_capturing():
                 return way.able[0]
             times = {name: seconds(partial(FORWARD[name], q, k, v, way.causal, problem.scale)) for name in way.able}
             self.fastest[key] = min(times, key=lambda name: times[name])
-        self.chosen[exact] = self.fastest[key]
+        self.chosen[way.kind] = self.fastest[key]
         return self.fastest[key]
 
 
