@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -167,3 +168,15 @@ def test_memory_of_its_own_is_counted() -> None:
         ch.set_threads(threads)
         ch.attention(q, k, v, kernel="compiled")
         assert threads * one_head <= module.compiled.used <= 2 * threads * one_head
+
+
+def test_arrays_that_lie_in_files_are_read_as_they_are(tmp_path: Path) -> None:
+    q, k, v = arrays(2, 9, 9, 8)
+    mapped = []
+    for name, array in (("q", q), ("k", k), ("v", v), ("mask", np.tril(np.ones((9, 9), bool)))):
+        np.save(tmp_path / f"{name}.npy", array)
+        mapped.append(np.load(tmp_path / f"{name}.npy", mmap_mode="r"))
+    *inputs, mask = mapped
+    assert isinstance(inputs[0], np.memmap)
+    got = ch.attention(*inputs, mask=mask, kernel="compiled")
+    np.testing.assert_array_equal(got, ch.attention(q, k, v, mask=np.asarray(mask), kernel="compiled"))

@@ -154,3 +154,43 @@ def test_room_is_what_torch_empty_gives(monkeypatch: pytest.MonkeyPatch) -> None
             monkeypatch.setattr(room, "QUICK", quick)
             made = room.room(shape, torch.bfloat16, torch.device("cpu"))
             assert (made.shape, made.stride(), made.dtype) == (plain.shape, plain.stride(), plain.dtype)
+
+
+def test_one_name_is_one_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under one name a kernel is launched as it was compiled first: calls that need another one have another name."""
+    from clearhead.kernels.triton.launches import Launches
+
+    known: dict[Any, Any] = {}
+    launched = Launches.__call__
+
+    def watched(self: Any, name: Any, kernel: Any, grid: Any, *args: Any, **options: Any) -> None:
+        numbers = [(a == 1, a % 16 == 0) for a in args if isinstance(a, int)]
+        needs = (kernel, options, numbers, [a is None for a in args])
+        assert known.setdefault((id(self), name), needs) == needs, f"{name} was another kernel before"
+        launched(self, name, kernel, grid, *args, **options)
+
+    monkeypatch.setattr(Launches, "__call__", watched)
+    q, k, v = torch.randn((3, 1, 2, 128, 16)).unbind(0)
+    asked: list[dict[str, Any]] = [
+        {"map": (4, 3)},
+        {"map": (4, 2)},
+        {"map": (3, 2)},
+        {"received": True},
+        {"received": 5},
+    ]
+    asked += [{"received": True, "map": (1, 2)}, {"received": 5, "map": (4, 2)}, {"top": 1}, {"top": 3}, {}]
+    for want in asked:
+        seen, right = (ch.observe(q, k, v, **want, kernel=name) for name in ("triton", "dense"))
+        for name in {"received", "map"} & set(want):
+            torch.testing.assert_close(getattr(seen, name), getattr(right, name))
+    assert known
+
+
+def test_a_map_that_is_made_in_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clearhead.kernels.triton import look
+
+    q, k, v = torch.randn((3, 1, 7, 40, 16)).unbind(0)
+    monkeypatch.setattr(look, "STRIPS", 3 * 5 * 40)  # of three heads at a time
+    seen, right = (ch.observe(q, k, v, map=(5, 3), received=True, kernel=name) for name in ("triton", "dense"))
+    torch.testing.assert_close(seen.map, right.map)
+    torch.testing.assert_close(seen.received, right.received)

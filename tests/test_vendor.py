@@ -28,7 +28,7 @@ class Asked:
         self.able = able
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(module, "able_to", self.able_to)
-        monkeypatch.setattr(module, "seconds", lambda call: TIMES[call.func.__name__])
+        monkeypatch.setattr(module, "seconds", lambda call, device: TIMES[call.func.__name__])
         monkeypatch.setattr(module, "FORWARD", {name: self.stand_in(name) for name in TIMES})
         monkeypatch.setattr(module, "BACKWARD", {name: self.gradients_of(name) for name in TIMES})
 
@@ -127,3 +127,9 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         kernel.run(pose(*tensors(1, 1, length=length)))
     assert len(kernel.ways) <= 4
     assert len(kernel.chosen) <= 4
+
+
+def test_the_one_that_is_kept_serves_training_too() -> None:
+    module.one.cache_clear()
+    with torch.inference_mode():
+        assert not module.one(torch.device("cpu")).is_inference()

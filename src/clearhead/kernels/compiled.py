@@ -140,7 +140,7 @@ class Running:
 
     def view(self, array: Array) -> Any:
         """An array's address and strides, broadcast to (batch, heads, rows, columns)."""
-        if type(array) is np.ndarray:
+        if isinstance(array, np.ndarray):
             address, strides, item = at(array), list(array.strides), 1
         else:
             address, strides, item = array.data_ptr(), list(array.stride()), array.element_size()

@@ -78,7 +78,7 @@ class Vendor:
         """dq, dk and dv; log-sum-exp means the same to every back end, so another one than ran may give them."""
         q, k, v = arrays(problem)
         way = self.way(problem)
-        dout, output = (one_batch_axis(problem, a).contiguous() for a in (dout, output))
+        dout, output = (aligned(one_batch_axis(problem, a).contiguous()) for a in (dout, output))
         lse = one_batch_axis(problem, peak[..., None])[..., 0].contiguous()
         name = self.back_end(problem, way, q, k, v)
         if name == "efficient":  # for small problems, where its forward is quick; others are as good at gradients
@@ -133,7 +133,8 @@ class Vendor:
         if key not in self.fastest:
             if torch.cuda.is_current_stream_capturing():
                 return way.able[0]
-            times = {name: seconds(partial(FORWARD[name], q, k, v, way.causal, problem.scale)) for name in way.able}
+            calls = {name: partial(FORWARD[name], q, k, v, way.causal, problem.scale) for name in way.able}
+            times = {name: seconds(call, q.device) for name, call in calls.items()}
             self.fastest[key] = min(times, key=lambda name: times[name])
         self.chosen[way.kind] = self.fastest[key]
         return self.fastest[key]
@@ -142,12 +143,14 @@ class Vendor:
 def kind(problem: Problem) -> Any:
     """What PyTorch's answer depends on: sizes, strides, the mask, and which back ends are switched on."""
     q, k, v, mask = problem.q, problem.k, problem.v, problem.mask
-    cuda = sys.modules["torch"].backends.cuda
+    torch = sys.modules["torch"]
+    cuda = torch.backends.cuda
     return (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device,
         q.data_ptr() % 16, k.data_ptr() % 16, v.data_ptr() % 16, problem.group,
         mask_kind(mask) if isinstance(mask, Band) else None,
         cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(),
+        torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
     )  # fmt: skip
 
 
@@ -159,8 +162,10 @@ def mask_kind(mask: Band) -> Any:
 
 @cache
 def one(device: Any) -> Array:
-    """The number 1 on a device."""
-    return sys.modules["torch"].ones((), device=device)
+    """The number 1 on a device; also for training, where the first call is in inference mode."""
+    torch = sys.modules["torch"]
+    with torch.inference_mode(False):
+        return torch.ones((), device=device)
 
 
 def options(problem: Problem) -> str | None:
@@ -209,6 +214,11 @@ def one_batch_axis(problem: Problem, tensor: Array) -> Array:
     return tensor.expand(*batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
 
 
+def aligned(tensor: Array) -> Array:
+    """The same where memory can be read 16 bytes at a time."""
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
+
+
 def arrays(problem: Problem) -> tuple[Array, Array, Array]:
     """q, k and v with one batch axis."""
     q, k, v = (one_batch_axis(problem, a) for a in (problem.q, problem.k, problem.v))
@@ -222,18 +232,19 @@ def able_to(problem: Problem, causal: bool) -> tuple[str, ...]:
     return tuple(name for name in BACK_ENDS if getattr(cuda, f"can_use_{name}_attention")(params, False))
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    """The median time of a call on the device."""
+def seconds(call: Callable[[], Any], device: Any) -> float:
+    """The median time of a call on a device."""
     torch = sys.modules["torch"]
-    call()
     times = []
-    for _ in range(RUNS):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+    with torch.cuda.device(device):
         call()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
+        for _ in range(RUNS):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            stop.record()
+            stop.synchronize()
+            times.append(start.elapsed_time(stop))
     return sorted(times)[RUNS // 2]
 
 

@@ -85,7 +85,7 @@ struct Call {
   mutable int64_t bytes = 0;  // the most memory that the call had of its own
 
   void uses(int64_t now) const { bytes = now > bytes ? now : bytes; }
-  int64_t group() const { return heads / key_heads; }
+  int64_t group() const { return key_heads ? heads / key_heads : 0; }
   int64_t row_of(int64_t b, int64_t h) const { return (b * heads + h) * queries; }
 };
 

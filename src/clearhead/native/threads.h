@@ -30,6 +30,7 @@ template <class Make> void parallel(int64_t tasks, int threads, Make make) {
     --running;
   };
   std::vector<std::thread> others;
+  others.reserve(size_t(std::max<int64_t>(std::min<int64_t>(threads, tasks), 0)));  // nothing may throw once one runs
   for (int64_t t = 1; t < std::min<int64_t>(threads, tasks); ++t) {
     try {
       ++running;

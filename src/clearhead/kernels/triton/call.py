@@ -81,6 +81,8 @@ class Call:
             return cls(problem)
         last = _calls.get(kind)
         if last is not None:
+            if spans.capturing(problem.q.device):
+                _captured.append(last)
             return cls.again(problem, last)
         family = kind.family(problem)
         relative = None if family is None else _families.asked(family)
@@ -93,6 +95,8 @@ class Call:
             last = resized(relative, problem)
             call = cls.again(problem, last)
         _calls.keep(kind, last)
+        if spans.capturing(problem.q.device):
+            _captured.append(last)
         return call
 
     @classmethod
@@ -274,6 +278,9 @@ _fitted: dict[Any, Blocks] = {}
 
 # what a call of each kind is made of, but for its arrays
 _calls = Remembered()
+
+# the same where a CUDA graph was captured, which knows masks and lists by their addresses and may be replayed any time
+_captured: list[dict[str, Any]] = []
 
 # the same for each family, of calls that take tensors as they are given
 _families = Latest()

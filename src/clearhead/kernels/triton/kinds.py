@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,8 @@ class Latest(OrderedDict[Any, Any]):
         """What is known by this key, from now on the last to go; None where there is nothing."""
         found = self.get(key)
         if found is not None:
-            self.move_to_end(key)
+            with suppress(KeyError):  # another thread may have let it go
+                self.move_to_end(key)
         return found
 
     def keep(self, key: Any, thing: Any) -> Any:

@@ -69,19 +69,19 @@ def received_and_map(call: Call, want: Want, shift: torch.Tensor, inverse: torch
             some = min(at_once, call.rows - first)
             sums, tops = (shift.new_zeros((some, bins, units)) if want.map else nothing for _ in range(2))
             call.launch(
-                ("by_key", blocks, asked, bins, counted, first), by_key, (across * some,),
+                ("by_key", blocks, asked, want.map is not None, bins, cells, counted, first), by_key, (across * some,),
                 call.q, call.k, shift, inverse, received, sums, tops, call.q.stride(), call.k.stride(),
                 call.mask.span, states, call.mask.arrays, call.scoring, grid.queries, grid.keys, counted, bins, each,
                 first, RECEIVED=asked, MAP=want.map is not None, POOLED=pooled, LISTED=listed,
                 BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
             )  # fmt: skip
             if want.map:
-                at_once, units_at_once = pooling(units, cells)
+                cells_at_once, units_at_once = pooling(units, cells)
                 call.launch(
-                    ("pool", units, bins, cells, first), pool, (some * bins, cdiv(cells, at_once)),
+                    ("pool", units, bins, cells, first), pool, (some * bins, cdiv(cells, cells_at_once)),
                     sums, tops, mean, most, units, grid.queries, grid.keys, bins, cells, first,
                     EVEN=grid.queries % bins == 0 and grid.keys % cells == 0 and units % cells == 0,
-                    CELLS=at_once, BN=units_at_once,
+                    CELLS=cells_at_once, BN=units_at_once,
                 )  # fmt: skip
 
     if call.rows and grid.keys and grid.queries:

@@ -182,7 +182,10 @@ def tiles(prepared: Prepared, grid: Grid, rows: int, columns: int, *, turned: bo
         found = torch.sort(order, dim=-1, stable=True).indices.to(torch.int32).contiguous()
         counts = torch.stack([(states == 1).sum(-1), (states == 2).sum(-1)], dim=-1).to(torch.int32).contiguous()
         batch, heads, down, across = states.shape
-        prepared.lists[key] = Lists(found, counts, int(batch > 1), int(heads > 1), heads, down, across)
+        lists = Lists(found, counts, int(batch > 1), int(heads > 1), heads, down, across)
+        if capturing(found.device):
+            return lists
+        prepared.lists[key] = lists
     return prepared.lists[key]
 
 
@@ -198,5 +201,12 @@ def state_map(prepared: Prepared, grid: Grid, rows: int, columns: int) -> torch.
             tile_states[(across, down, batch * heads)](
                 states, prepared.arrays, grid.queries, grid.keys, heads, prepared.program, rows, columns
             )
+        if capturing(states.device):
+            return states
         prepared.lists[key] = states
     return prepared.lists[key]
+
+
+def capturing(device: torch.device) -> bool:
+    """True while a CUDA graph is captured: what is made then holds nothing before it is replayed, and is not kept."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
