@@ -6,7 +6,6 @@ from typing import Any
 
 import triton
 from triton import knobs
-from triton._C.libtriton import native_specialize_impl
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -31,6 +30,8 @@ class Variants:
 
     def key(self, device: int, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """What tells the compiled form for these arguments from all others."""
+        from triton._C.libtriton import native_specialize_impl  # as above, no promise
+
         backend = self.kernel.device_caches[device][3]
         numbers = native_specialize_impl(backend, args[: self.first], False, True, True)
         return (device, numbers, args[self.first :], *options, *options.values())
