@@ -138,7 +138,7 @@ class Pair(NamedTuple):
     array: Any
 
 
-def wanted(tensor, strides, pair, n, free, where, FORM: tl.constexpr, BLOCK: tl.constexpr):  # noqa: F821
+def wanted(tensor, strides, pair, n, free, where, FORM: tl.constexpr, BLOCK: tl.constexpr):  # noqa: F821  # read as text
     """A kernel's signature."""
 
 

@@ -117,6 +117,18 @@ def alike(left: Array, right: Array) -> tuple[Array, Array]:
     return left, right
 
 
+def summed_like(gradient: Array, like: Array) -> Array:
+    """The sum over axes that were broadcast from `like`; NumPy's and PyTorch's arrays.
+
+    >>> summed_like(np.ones((3, 2)), np.ones((1, 2)))
+    array([[3., 3.]])
+    """
+    for axis, (have, want) in enumerate(zip(gradient.shape, like.shape, strict=True)):
+        if have != want:
+            gradient = gradient.sum(axis, keepdims=True)
+    return gradient
+
+
 @dataclass(frozen=True)
 class Library:
     """An array library and a device in it: the namespace `xp`, and the few things the standard leaves out."""

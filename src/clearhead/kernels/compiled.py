@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from clearhead.arrays import Array, dtype_name, is_torch, settled, to_numpy
+from clearhead.arrays import Array, dtype_name, is_torch, settled, summed_like, to_numpy
 from clearhead.errors import ArgumentError
 from clearhead.formula import Gradients
 from clearhead.grid import bins, by_batch
@@ -348,18 +348,10 @@ class Running:
         call.dsinks = at(dsinks)
         call.backward(isa, self.threads())
         dq, dk, dv = (
-            summed(gradient, like) for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
+            summed_like(gradient, like) for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
         )
         by_head = None if problem.sinks is None else self.given(dsinks.reshape(-1, grid.heads).sum(0))
         return Gradients(dq, dk, dv, None, by_head)
-
-
-def summed(gradient: Array, like: Array) -> Array:
-    """The sum over batch axes that were broadcast."""
-    for axis, (have, want) in enumerate(zip(gradient.shape, like.shape, strict=True)):
-        if have != want:
-            gradient = gradient.sum(axis, keepdims=True)
-    return gradient
 
 
 compiled = Compiled()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from clearhead.arrays import Array, dtype_name, to_numpy
+from clearhead.arrays import Array, dtype_name, summed_like, to_numpy
 from clearhead.errors import KernelRefused
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
@@ -84,14 +84,11 @@ class Vendor:
         if name == "efficient":  # for small problems, where its forward is quick; others are as good at gradients
             name = way.able[0]
         found = BACKWARD[name](dout, q, k, v, output, lse, way.causal, problem.scale)
-        shaped = []
-        for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True):
-            gradient = gradient.reshape(*problem.grid.batch, *like.shape[-3:])
-            for axis, (have, want) in enumerate(zip(gradient.shape, like.shape, strict=True)):
-                if have != want:
-                    gradient = gradient.sum(axis, keepdim=True)
-            shaped.append(gradient)
-        return Gradients(shaped[0], shaped[1], shaped[2])
+        dq, dk, dv = (
+            summed_like(gradient.reshape(*problem.grid.batch, *like.shape[-3:]), like)
+            for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
+        )
+        return Gradients(dq, dk, dv)
 
     def way(self, problem: Problem) -> Way:
         """How this problem is given to PyTorch."""

@@ -13,7 +13,7 @@ namespace CLEARHEAD_ISA {
 
 constexpr int64_t kKeptBytes = 16 << 20;    // packed keys and values that are kept for the next call, at most
 constexpr int64_t kPackStep = 16 * kTile;   // keys that one task packs
-constexpr int64_t kSplitHeads = 8;           // heads that are differentiated at a time; fewer are split by keys
+constexpr int64_t kSplitHeads = 8;           // heads from which on each is differentiated whole; fewer are split by keys
 constexpr int64_t kSmallPanels = 2;         // panels of queries in a small task
 constexpr int64_t kChunkBlocks = 8;         // blocks of queries that one observer watches, at least
 constexpr int64_t kMostChunks = 32;         // observers of a head: each keeps a number for each key

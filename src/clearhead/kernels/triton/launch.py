@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from clearhead.arrays import Array
+from clearhead.arrays import Array, summed_like
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.triton.backward import gradients_of_keys, gradients_of_queries, spread
@@ -122,7 +122,7 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
         fused = hopper.gradients(call, dout, output, peak, total)
         dq, dk, dv, dsinks = (*fused, None) if fused else two_passes(call, dout, output, peak, total)
     shaped = [
-        summed(gradient[..., : like.shape[-1]].reshape(*call.grid.batch, *like.shape[-3:]), like)
+        summed_like(gradient[..., : like.shape[-1]].reshape(*call.grid.batch, *like.shape[-3:]), like)
         for gradient, like in zip((dq, dk, dv), (problem.q, problem.k, problem.v), strict=True)
     ]
     return Gradients(shaped[0], shaped[1], shaped[2], None, dsinks)
@@ -166,11 +166,3 @@ def two_passes(call: Call, dout: torch.Tensor, output: torch.Tensor, peak: Array
         by_row = torch.exp2(call.sinks.repeat(call.batch)[:, None] * math.log2(math.e) - shift) * inverse
         dsinks = -(by_row * taken).sum(-1).view(call.batch, grid.heads).sum(0)
     return dq, dk, dv, dsinks
-
-
-def summed(gradient: torch.Tensor, like: Array) -> torch.Tensor:
-    """The sum over batch axes that were broadcast."""
-    for axis, (have, want) in enumerate(zip(gradient.shape, like.shape, strict=True)):
-        if have != want:
-            gradient = gradient.sum(axis, keepdim=True)
-    return gradient

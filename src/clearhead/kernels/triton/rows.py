@@ -61,7 +61,7 @@ def _of_documents(queries: object, keys: object, grid: Grid) -> Runs | None:
     found = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
     start = place[found] % grid.keys
     stop = np.where(ids[found] == wanted, start + length[found], 0)  # an id that no key has
-    return tuple(np.repeat(a, repeated).reshape(queries.shape) for a in (start, stop))  # type: ignore[return-value]
+    return tuple(np.repeat(a, repeated).reshape(queries.shape) for a in (start, stop))  # type: ignore[return-value]  # of two
 
 
 def _lengths(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
@@ -122,14 +123,18 @@ def forward(
 
 def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:
     """Why `forward` cannot compute this, in words."""
+    return unfit(q, v, CUTS) or (None if scale > 0 else f"scale {scale} is not above 0")
+
+
+def unfit(q: torch.Tensor, v: torch.Tensor, widths: Collection[int]) -> str | None:
+    """Why a kernel with tiles of these widths takes no such tensors."""
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
         return "it is written for Hopper GPUs (compute capability 9.0)"
     if q.dtype not in DTYPES:
         return f"{q.dtype} is neither float16 nor bfloat16"
-    if q.shape[-1] not in CUTS or v.shape[-1] != q.shape[-1]:
-        return f"head_dim {q.shape[-1]} and value width {v.shape[-1]} are not one of 64, 128 and 256, both the same"
-    if not scale > 0:
-        return f"scale {scale} is not above 0"
+    if q.shape[-1] not in widths or v.shape[-1] != q.shape[-1]:
+        known = ", ".join(map(str, widths))
+        return f"head_dim {q.shape[-1]} and value width {v.shape[-1]} are not one of {known}, both the same"
     return None
 
 

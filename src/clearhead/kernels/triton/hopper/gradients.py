@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from clearhead.kernels.triton.call import processors
 from clearhead.kernels.triton.hopper.backward import by_keys, finish, lay_out
-from clearhead.kernels.triton.hopper.forward import DTYPES, described
+from clearhead.kernels.triton.hopper.forward import described, unfit
 from clearhead.kernels.triton.launches import Launches
 from clearhead.kernels.triton.launches import described as descriptor
 
@@ -123,12 +123,9 @@ def gradients(
 
 def refuses(q: torch.Tensor, v: torch.Tensor) -> str | None:
     """Why `gradients` cannot compute this, in words."""
-    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
-        return "it is written for Hopper GPUs (compute capability 9.0)"
-    if q.dtype not in DTYPES:
-        return f"{q.dtype} is neither float16 nor bfloat16"
-    if q.shape[-1] not in CUTS or v.shape[-1] != q.shape[-1]:
-        return f"head_dim {q.shape[-1]} and value width {v.shape[-1]} are not 64 or 128, both the same"
+    reason = unfit(q, v, CUTS)
+    if reason is not None:
+        return reason
     if q.shape[0] * q.shape[1] > MOST:
         return f"{q.shape[0] * q.shape[1]:,} heads of all batches are above {MOST:,}"
     return None
