@@ -29,6 +29,8 @@ import clearhead as ch
 THERE = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not THERE, reason="PyTorch has no CUDA device here")]
 
+TIMES = 3  # a call is made: the first is prepared, the second recorded, the third played
+
 # what vendor refuses depends on PyTorch's own checks; what it takes must be right
 KERNELS = ("triton", "vendor")
 
@@ -57,7 +59,9 @@ def conforms(kernel: str, case: Case, what: str) -> str:
     """Hold a kernel to a case; "ok", or the reason it was refused for."""
     reason = REFUSED.get((kernel, case.name))
     try:
-        CHECKS[what](kernel, case, CUDA)
+        for _ in range(TIMES):
+            CHECKS[what](kernel, case, CUDA)
+            poison(2)
     except ch.KernelRefused as refusal:
         if kernel == "triton" and refusal.reason != reason:
             raise AssertionError(f"refused: {refusal.reason}, expected {reason}") from refusal
@@ -87,23 +91,27 @@ def options_of(name: str, heads: int, keys: int) -> dict[str, object]:
     }[name]
 
 
-def longer(dtype: str, width: int, name: str, queries: int = 777, keys: int = 1000, kernel: str = "triton") -> None:
+def longer(
+    dtype: str, width: int, name: str, queries: int = 777, keys: int = 1000, kernel: str = "triton", top: int = 3
+) -> None:
     """Fresh numbers against `dense` in float64, and against it in float32 for the size of the error."""
     heads = 4
-    q = torch.randn((2, heads, queries, width), device="cuda", dtype=getattr(torch, dtype))
-    k, v = (torch.randn((2, 2, keys, width), device="cuda", dtype=q.dtype) for _ in range(2))
-    dout = torch.randn_like(q)
     options = options_of(name, heads, keys)
-    poison(8)
-    seen = ch.observe(q, k, v, **options, kernel=kernel, top=3, received=True, map=(8, 16), queries=[0, -1])
-    mine = {"output": seen.output, "lse": seen.lse, "entropy": seen.entropy, "received": seen.received}
-    mine |= {"mean": seen.map.mean, "max": seen.map.max, "top": seen.top.weights, "rows": seen.queries.weights}
-    poison(8)
-    mine |= dict(zip(("dq", "dk", "dv"), ch.gradients(q, k, v, dout, **options, kernel=kernel), strict=True))
+    for _ in range(TIMES):
+        q = torch.randn((2, heads, queries, width), device="cuda", dtype=getattr(torch, dtype))
+        k, v = (torch.randn((2, 2, keys, width), device="cuda", dtype=q.dtype) for _ in range(2))
+        dout = torch.randn_like(q)
+        poison(8)
+        seen = ch.observe(q, k, v, **options, kernel=kernel, top=top, received=True, map=(8, 16))
+        rows = ch.observe(q, k, v, **options, kernel=kernel, queries=[0, -1]).queries.weights
+        mine = {"output": seen.output, "lse": seen.lse, "entropy": seen.entropy, "received": seen.received}
+        mine |= {"mean": seen.map.mean, "max": seen.map.max, "top": seen.top.weights, "rows": rows}
+        poison(8)
+        mine |= dict(zip(("dq", "dk", "dv"), ch.gradients(q, k, v, dout, **options, kernel=kernel), strict=True))
     answers = []
     for precise in (torch.float64, torch.float32):
         a = [x.to(precise) for x in (q, k, v)]
-        seen = ch.observe(*a, **options, kernel="dense", top=3, received=True, map=(8, 16), queries=[0, -1])
+        seen = ch.observe(*a, **options, kernel="dense", top=top, received=True, map=(8, 16), queries=[0, -1])
         found = {"output": seen.output, "lse": seen.lse, "entropy": seen.entropy, "received": seen.received}
         found |= {"mean": seen.map.mean, "max": seen.map.max, "top": seen.top.weights, "rows": seen.queries.weights}
         found |= dict(
@@ -166,6 +174,10 @@ def one_run(dtype: str, width: int, name: str, queries: int = 777, keys: int = 1
         found = ch.observe(q, k, v, **options, kernel="triton")
         again = ch.attention(q, k, v, **options, kernel="triton")
     assert taken.call_count == 2 or torch.cuda.get_device_capability()[0] != 9, "not in Hopper's own kernel"
+    for _ in range(TIMES):
+        poison(2)
+        assert torch.equal(ch.observe(q, k, v, **options, kernel="triton").entropy, found.entropy)
+        assert torch.equal(ch.attention(q, k, v, **options, kernel="triton"), again)
     true, near = (ch.observe(*(x.to(p) for x in (q, k, v)), **options, kernel="dense") for p in WORKING)
     for what in ("output", "lse", "max_score", "entropy", "again"):
         exact, plain = (getattr(x, "output" if what == "again" else what).double() for x in (true, near))
@@ -281,6 +293,42 @@ def test_few_queries_over_many_keys() -> None:
         longer("float16", 64, "window", queries=queries, keys=3000)
 
 
+def test_more_of_the_largest_weights() -> None:
+    for count in (9, 16, 17):
+        longer("bfloat16", 128, "causal", top=count)
+
+
+def test_a_graph_that_is_captured_and_replayed() -> None:
+    held = torch.randn((4, 2, 4, 700, 64), device="cuda", dtype=torch.bfloat16)
+    other = torch.randn_like(held)
+
+    def call() -> list[torch.Tensor]:
+        q, k, v, dout = held.unbind(0)
+        seen = ch.observe(q, k, v, mask=ch.causal(), kernel="triton", received=True, map=(8, 8), top=2)
+        few = ch.attention(q[:, :, :1], k, v, kernel="triton")
+        plain = ch.attention(q, k, v)  # by vendor
+        with deterministic():
+            found = ch.gradients(q, k, v, dout, mask=ch.causal(), kernel="triton")
+        return [seen.output, seen.lse, seen.entropy, seen.received, *seen.map, *seen.top, few, plain, *found]
+
+    for times in (0, TIMES):  # calls before: nothing is known yet, all is on tape
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(max(times, 1)):
+                call()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            found = call()
+        held.copy_(other)
+        poison(2)
+        graph.replay()
+        torch.cuda.synchronize()
+        for mine, right in zip(found, call(), strict=True):
+            assert torch.equal(mine, right)
+        other = torch.randn_like(held)
+
+
 def test_gradients_of_sinks() -> None:
     case = BY_NAME["sinks"]
     arrays, dout, options = case.build()
@@ -309,6 +357,8 @@ def work(kernels: list[str]) -> dict[str, tuple[int, Callable[..., object], tupl
                 test_every_back_end_of_the_vendor_gives_gradients,
                 test_few_queries_over_many_keys,
                 test_gradients_of_sinks,
+                test_more_of_the_largest_weights,
+                test_a_graph_that_is_captured_and_replayed,
                 test_gradients_are_added_up_in_no_order_only_where_they_may_be,
             )
         ):

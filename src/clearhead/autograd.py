@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import Array, is_torch, stands_in
+from clearhead.arrays import Array, frozen, is_torch, stands_in
 from clearhead.errors import KernelRefused
 from clearhead.kernels.contract import Kernel
 from clearhead.observe import Observed
@@ -18,7 +18,12 @@ from clearhead.problem import Problem
 
 def wanted(problem: Problem) -> bool:
     """True where PyTorch will ask for gradients of this call."""
-    return bool(problem.differentiable) and sys.modules["torch"].is_grad_enabled()
+    if problem.library.name != "torch" or not sys.modules["torch"].is_grad_enabled():
+        return False
+    plain = problem.bias is None and problem.sinks is None
+    if plain:  # a third of the time of what follows
+        return bool(problem.q.requires_grad or problem.k.requires_grad or problem.v.requires_grad)
+    return bool(problem.differentiable)
 
 
 def run(kernel: Kernel, problem: Problem) -> Observed:
@@ -27,13 +32,15 @@ def run(kernel: Kernel, problem: Problem) -> Observed:
     kept: list[Observed] = []
     held = [*tensors_in(problem.mask), *tensors_in(problem.bias)]
     output = function.apply(kernel, problem, kept, held, problem.q, problem.k, problem.v, problem.sinks)
-    return replace(kept[0], output=output)
+    return frozen(Observed, **{**vars(kept[0]), "output": output})
 
 
 def tensors_in(value: Any) -> list[Array]:
     """The tensors whose memory a mask or bias reads, also where it sees them as NumPy arrays."""
+    if value is None:
+        return []
     if is_dataclass(value):
-        return [tensor for part in fields(value) for tensor in tensors_in(getattr(value, part.name))]
+        return [tensor for part in vars(value).values() for tensor in tensors_in(part)]
     while isinstance(value, np.ndarray):
         value = value.base
     return [value] if is_torch(value) else []
@@ -45,7 +52,7 @@ def autocast(*arrays: Array) -> tuple[Array, ...]:
     float64 stays, as it does there.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not is_torch(arrays[0]):
+    if torch is None or not is_torch(arrays[0]) or not torch._C._is_any_autocast_enabled():
         return arrays
     device = arrays[0].device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
@@ -65,7 +72,10 @@ def traced(kernel: str | None, *tensors: Array) -> bool:
     forward = torch.autograd.forward_ad._current_level >= 0  # derivatives forward, which only an operator hears of
     if forward or torch._C._functorch.peek_interpreter_stack() is not None:
         return kernel != "dense"  # its steps are PyTorch's own, which every transform knows, also twice
-    return any(is_torch(tensor) and stands_in(tensor) for tensor in tensors)
+    for tensor in tensors:  # noqa: SIM110  # any() takes twice the time, at every call
+        if is_torch(tensor) and stands_in(tensor):
+            return True
+    return False
 
 
 def overridden(*tensors: Array) -> bool:
@@ -99,7 +109,9 @@ def _torch_function() -> Any:
         def backward(ctx: Any, dout: Array) -> tuple[Any, ...]:
             # also checks that inputs, mask and bias were not written to since
             q, k, v, output, peak, total, *_ = ctx.saved_tensors
-            found = Backward.apply(ctx.kernel, ctx.problem, dout, output.detach(), peak, total, q, k, v)
+            given = (ctx.kernel, ctx.problem, dout, output.detach(), peak, total)
+            # only who may differentiate once more has to be told that it cannot be done
+            found = Backward.apply(*given, q, k, v) if torch.is_grad_enabled() else gradients_of(*given)
             return None, None, None, None, *found
 
     class Backward(torch.autograd.Function):  # type: ignore[misc,name-defined]  # as above
@@ -108,17 +120,22 @@ def _torch_function() -> Any:
         @staticmethod
         def forward(ctx: Any, kernel: Kernel, problem: Problem, *tensors: Array) -> tuple[Any, ...]:
             ctx.kernel = kernel.name
-            found = kernel.gradients(problem, *tensors[:4])
-            dsinks = found.dsinks
-            if dsinks is not None and problem.sinks is not None:
-                dsinks = dsinks.to(problem.sinks.dtype)
-            return found.dq, found.dk, found.dv, dsinks
+            return gradients_of(kernel, problem, *tensors[:4])
 
         @staticmethod
         def backward(ctx: Any, *_: Array) -> tuple[Any, ...]:
             raise KernelRefused(ctx.kernel, NO_SECOND)
 
     return Attention
+
+
+def gradients_of(kernel: Kernel, problem: Problem, *given: Array) -> tuple[Array, Array, Array, Array | None]:
+    """dq, dk, dv and dsinks as PyTorch wants them."""
+    found = kernel.gradients(problem, *given)
+    dsinks = found.dsinks
+    if dsinks is not None and problem.sinks is not None:
+        dsinks = dsinks.to(problem.sinks.dtype)
+    return found.dq, found.dk, found.dv, dsinks
 
 
 NO_SECOND = "it gives no second derivatives; attention(…, kernel='dense') does"

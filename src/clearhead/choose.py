@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from clearhead.errors import ArgumentError, KernelRefused
 from clearhead.kernels.compiled import compiled
 from clearhead.kernels.contract import Kernel
@@ -18,25 +20,37 @@ KERNELS: tuple[Kernel, ...] = (compiled, vendor, triton, tiled, dense)
 SMALL = 256 * 1024
 
 
-def preference(problem: Problem) -> list[tuple[Kernel, str]]:
-    """Every kernel, best first, each with the reason for its place."""
-    scores = 1
-    for size in problem.grid.shape:
-        scores *= size
-    small = scores <= SMALL
-    side = "at most" if small else "more than"
-    by_size = f"{scores:,} scores are {side} {SMALL:,}"
-    slower = [(kernel, by_size) for kernel in ((dense, tiled) if small else (tiled, dense))]
-    cpu: list[tuple[Kernel, str]] = [(compiled, "it is the fastest on this CPU")]
-    gpu: list[tuple[Kernel, str]] = [
-        (vendor, "the vendor's own kernels are the fastest for plain problems"),
-        (triton, "it is the fastest on this GPU for what the vendor has not"),
-    ]
+def preference(problem: Problem) -> tuple[Kernel, ...]:
+    """Every kernel, best first."""
     if on_gpu(problem):
-        return [*gpu, *cpu, *slower]
-    if scores <= SMALL_NUMPY and problem.plain and problem.library.name == "numpy":
-        return [(dense, f"{scores:,} scores cost NumPy less than preparing a kernel"), *cpu, *gpu, (tiled, by_size)]
-    return [*cpu, *slower, *gpu]
+        return (vendor, triton, compiled, *by_size(problem))
+    if problem.library.name == "numpy" and problem.plain and scores(problem) <= SMALL_NUMPY:
+        return dense, compiled, vendor, triton, tiled
+    return (compiled, *by_size(problem), vendor, triton)
+
+
+def by_size(problem: Problem) -> tuple[Kernel, Kernel]:
+    """The two that take everything, the faster one first."""
+    return (dense, tiled) if scores(problem) <= SMALL else (tiled, dense)
+
+
+def scores(problem: Problem) -> int:
+    """How many scores there are."""
+    return math.prod(problem.grid.shape)
+
+
+def because(kernel: Kernel, problem: Problem) -> str:
+    """Why a kernel is preferred to those after it."""
+    if kernel is compiled:
+        return "it is the fastest on this CPU"
+    if kernel is vendor:
+        return "the vendor's own kernels are the fastest for plain problems"
+    if kernel is triton:
+        return "it is the fastest on this GPU for what the vendor has not"
+    count = scores(problem)
+    if kernel is preference(problem)[0]:
+        return f"{count:,} scores cost NumPy less than preparing a kernel"
+    return f"{count:,} scores are {'at most' if count <= SMALL else 'more than'} {SMALL:,}"
 
 
 def on_gpu(problem: Problem) -> bool:
@@ -55,7 +69,7 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
         if reason is not None:
             raise KernelRefused(name, reason)
         return kernel
-    for kernel, _ in preference(problem):
+    for kernel in preference(problem):
         if kernel.rejects(problem) is None:
             return kernel
     return compare(problem)[0]  # which says why there is none
@@ -68,15 +82,14 @@ def compare(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str
         return kernel, {other.name: f"{name!r} was asked for" for other in KERNELS if other is not kernel}
     chosen: Kernel | None = None
     others: dict[str, str] = {}
-    because = ""
-    for kernel, why in preference(problem):
+    for kernel in preference(problem):
         reason = kernel.rejects(problem)
         if reason is not None:
             others[kernel.name] = f"refused: {reason}"
         elif chosen is None:
-            chosen, because = kernel, why
+            chosen = kernel
         else:
-            others[kernel.name] = f"able, but {chosen.name!r} is preferred: {because}"
+            others[kernel.name] = f"able, but {chosen.name!r} is preferred: {because(chosen, problem)}"
     if chosen is None:
         raise KernelRefused("any", "; ".join(f"{name}: {reason}" for name, reason in others.items()))
     return chosen, others

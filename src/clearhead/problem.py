@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from clearhead.arrays import Array, Library, dtype_name, is_torch, require_array, require_floating
+from clearhead.arrays import Array, Library, dtype_name, frozen, is_torch, require_array, require_floating
 from clearhead.dropout import Dropout, as_dropout
 from clearhead.errors import ArgumentError
 from clearhead.grid import Grid, broadcast
@@ -83,7 +83,8 @@ class Problem:
 
 def default_scale(q: Array) -> float:
     """1/√D."""
-    return 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
+    features = q.shape[-1]
+    return 1.0 / math.sqrt(features) if features else 1.0
 
 
 def pose(
@@ -105,15 +106,14 @@ def pose(
         q, k, v = q[None, ...], k[None, ...], v[None, ...]
     elif sizes.uneven:
         q, k, v = _even(q, k, v)
-    if scale is None:
-        scale = default_scale(q)
-    problem = Problem(
-        q,
-        k,
-        v,
-        sizes.library,
-        sizes.grid,
-        scale=_number("scale", scale),
+    problem = frozen(
+        Problem,
+        q=q,
+        k=k,
+        v=v,
+        library=sizes.library,
+        grid=sizes.grid,
+        scale=default_scale(q) if scale is None else _number("scale", scale),
         mask=None if mask is None else as_mask("mask", mask),
         bias=None if bias is None else as_bias(bias),
         softcap=None if softcap is None else _number("softcap", softcap, positive=True),

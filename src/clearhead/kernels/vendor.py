@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from clearhead.arrays import Array, dtype_name, summed_like, to_numpy
+from clearhead.arrays import Array, dtype_name, frozen, summed_like, to_numpy
 from clearhead.errors import KernelRefused
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
@@ -65,14 +65,16 @@ class Vendor:
         """Output and log-sum-exp."""
         q, k, v = arrays(problem)
         way = self.way(problem)
-        output, lse = FORWARD[self.back_end(problem, way, q, k, v)](q, k, v, way.causal, problem.scale)
+        name = self.chosen.get(way.kind) or self.back_end(problem, way, q, k, v)
+        output, lse = FORWARD[name](q, k, v, way.causal, problem.scale)
         if len(problem.grid.batch) != 1:
             lead = (*problem.grid.batch, problem.grid.heads, problem.grid.queries)
             output, lse = output.reshape(*lead, problem.width), lse.reshape(lead)
         # what is made while a graph is captured lives no longer than the graph
         capturing = sys.modules["torch"].cuda.is_current_stream_capturing()
         total = sys.modules["torch"].ones_like(lse) if capturing else one(lse.device).expand(lse.shape)
-        return Ran(Observed(output, lse, None, None, self.name), lse, total)
+        observed = frozen(Observed, output=output, lse=lse, max_score=None, entropy=None, kernel=self.name)
+        return Ran(observed, lse, total)
 
     def gradients(self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
         """dq, dk and dv; log-sum-exp means the same to every back end, so another one than ran may give them."""
@@ -80,7 +82,7 @@ class Vendor:
         way = self.way(problem)
         dout, output = (aligned(one_batch_axis(problem, a).contiguous()) for a in (dout, output))
         lse = one_batch_axis(problem, peak[..., None])[..., 0].contiguous()
-        name = self.back_end(problem, way, q, k, v)
+        name = self.chosen.get(way.kind) or self.back_end(problem, way, q, k, v)
         if name == "efficient":  # for small problems, where its forward is quick; others are as good at gradients
             name = way.able[0]
         found = BACKWARD[name](dout, q, k, v, output, lse, way.causal, problem.scale)
@@ -104,7 +106,7 @@ class Vendor:
         key = kind(problem)
         way = self.ways.get(key)
         if way is None:
-            causal, reason = causality(problem)
+            causal, reason = (False, "there is nothing to attend to") if 0 in problem.grid.shape else causality(problem)
             able = () if reason else able_to(problem, causal)
             if not reason and not able:
                 reason = "none of cuDNN, FlashAttention and the memory-efficient back end takes these sizes"
@@ -117,13 +119,10 @@ class Vendor:
     def back_end(self, problem: Problem, way: Way, q: Array, k: Array, v: Array) -> str:
         """The fastest back end for sizes like these, measured at the first call that has them."""
         torch = sys.modules["torch"]
-        if len(way.able) == 1:
-            return way.able[0]
-        found = self.chosen.get(way.kind)
-        if found is not None:
-            return found
         if not way.able:
             raise KernelRefused(self.name, "no back end takes these sizes")
+        if len(way.able) == 1:
+            return self.chosen.setdefault(way.kind, way.able[0])
         sizes = (q.shape[0] * q.shape[1], q.shape[-2], k.shape[-2])
         classes = tuple(max(size - 1, 0).bit_length() for size in sizes)
         key = (q.device, q.dtype, q.shape[-1], v.shape[-1], problem.group, way.causal, way.able, classes)
@@ -144,8 +143,7 @@ def kind(problem: Problem) -> Any:
     cuda = torch.backends.cuda
     return (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device,
-        q.data_ptr() % 16, k.data_ptr() % 16, v.data_ptr() % 16, problem.group,
-        mask_kind(mask) if isinstance(mask, Band) else None,
+        (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0, mask_kind(mask) if isinstance(mask, Band) else None,
         cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(),
         torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
     )  # fmt: skip
@@ -172,8 +170,6 @@ def options(problem: Problem) -> str | None:
     for name in ("bias", "softcap", "sinks", "dropout"):
         if getattr(problem, name) is not None:
             return f"it is for problems without {name}"
-    if 0 in problem.grid.shape:
-        return "there is nothing to attend to"
     return None
 
 
@@ -218,8 +214,7 @@ def aligned(tensor: Array) -> Array:
 
 def arrays(problem: Problem) -> tuple[Array, Array, Array]:
     """q, k and v with one batch axis."""
-    q, k, v = (one_batch_axis(problem, a) for a in (problem.q, problem.k, problem.v))
-    return q, k, v
+    return one_batch_axis(problem, problem.q), one_batch_axis(problem, problem.k), one_batch_axis(problem, problem.v)
 
 
 def able_to(problem: Problem, causal: bool) -> tuple[str, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,10 @@ from clearhead.dropout import mix
 from clearhead.kernels.triton import device, spans, tuning
 from clearhead.kernels.triton.device import Form, Lists, Scoring
 from clearhead.kernels.triton.kinds import Kind, Latest, Remembered, Unlike
-from clearhead.kernels.triton.launches import Launches
+from clearhead.kernels.triton.launches import Launches, hooked
 from clearhead.kernels.triton.launches import described as descriptor
-from clearhead.kernels.triton.room import room
 from clearhead.kernels.triton.spans import four_axes, upload
+from clearhead.kernels.triton.tape import TRIES, Recorder, Tape, tensors_of
 from clearhead.kernels.triton.tuning import Blocks, power_of_2
 from clearhead.positions import Added, Alibi, Relative
 from clearhead.problem import Problem
@@ -42,9 +42,9 @@ class Call:
         self.rows = self.batch * grid.heads
         self.launch = Launches()
         self.kept: dict[Any, Any] = {}
+        self.tapes: dict[Any, Tape | int] = {}
         self.as_given = False
         self.take(problem)
-        self.as_given = self.q is problem.q and self.k is problem.k and self.v is problem.v
         self.mask = spans.prepare(problem.mask, grid, self.device)
         raw = problem.softcap is None and not isinstance(problem.bias, Added) and problem.scale > SMALLEST
         kind, bias, strides, offset, centre = self.bias(problem.scale if raw else 1.0)
@@ -110,10 +110,13 @@ class Call:
     def take(self, problem: Problem) -> None:
         """The arrays of a problem."""
         self.problem = problem
-        q, k, v = (a.detach() if a.requires_grad else a for a in (problem.q, problem.k, problem.v))
-        if not self.as_given:
-            q, k, v = (self.aligned(self.one_batch_axis(a)) for a in (q, k, v))
+        q, k, v = problem.q, problem.k, problem.v
+        if q.requires_grad or k.requires_grad or v.requires_grad:
+            q, k, v = q.detach(), k.detach(), v.detach()
         self.q, self.k, self.v = q, k, v
+        if not self.as_given:
+            self.q, self.k, self.v = (self.aligned(self.one_batch_axis(a)) for a in (q, k, v))
+            self.as_given = self.q is q and self.k is k and self.v is v
         self.done: Any = None  # what Hopper's own forward gave, for its second look
         self.sinks = None
         if problem.sinks is not None:
@@ -130,6 +133,26 @@ class Call:
         if name not in self.kept:
             self.kept[name] = find()
         return self.kept[name]
+
+    def taped(self, name: Any, inputs: Sequence[Array | None], compute: Callable[[], Any]) -> Any:
+        """What `compute` gives for these tensors; recorded by one call of a kind, and played for those after it.
+
+        Under one name all of its launches and results must be the same, but for addresses.
+        """
+        tape = self.tapes.get(name, 0)
+        if hooked() or (isinstance(tape, int) and (tape >= TRIES or spans.capturing(self.device))):
+            return compute()
+        if isinstance(tape, Tape):
+            return tape.play(inputs)
+        if not tape:  # what comes once is not worth a tape
+            self.tapes[name] = 1
+            return compute()
+        launches, recorder = self.launch, Recorder(self.launch, inputs)
+        self.launch = recorder
+        found = compute()
+        self.launch = launches
+        self.tapes[name] = recorder.tape(found, tensors_of((self.mask, self.scoring, self.kept))) or tape + 1
+        return found
 
     def one_batch_axis(self, tensor: Array) -> torch.Tensor:
         """(*batch, heads, positions, features) with one batch axis; a copy only where strides do not allow it."""
@@ -228,14 +251,15 @@ class Call:
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Room for a result, (batch · heads, …)."""
-        return room((self.rows, *shape), dtype, self.device)
+        return self.launch.room((self.rows, *shape), dtype, self.device)
 
     def results(self, observing: bool) -> tuple[Any, ...]:
         """Room for output, log-sum-exp, peak, total, and the largest score and entropy or None: (*batch, heads, …)."""
         rows = (*self.grid.batch, self.grid.heads, self.grid.queries)
-        output = room((*rows, self.form.width), self.q.dtype, self.device)
-        lse, peak, total = (room(rows, torch.float32, self.device) for _ in range(3))
-        largest, entropy = (room(rows, torch.float32, self.device) if observing else None for _ in range(2))
+        output = self.launch.room((*rows, self.form.width), self.q.dtype, self.device)
+        new = partial(self.launch.room, rows, torch.float32, self.device)
+        lse, peak, total = new(), new(), new()
+        largest, entropy = (new() if observing else None for _ in range(2))
         return output, lse, peak, total, largest, entropy
 
     def shaped(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -270,7 +294,7 @@ def resized(relative: dict[str, Any], problem: Problem) -> dict[str, Any]:
     """What a call of the same family left, with what depends on how many positions there are found anew."""
     grid = problem.grid
     mask = spans.prepare(problem.mask, grid, relative["device"])
-    return {**relative, "grid": grid, "mask": mask, "launch": Launches(), "kept": {}}
+    return {**relative, "grid": grid, "mask": mask, "launch": Launches(), "kept": {}, "tapes": {}}
 
 
 # blocks that a device had room for, where the first choice was too large

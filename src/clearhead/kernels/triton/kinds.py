@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -118,8 +117,10 @@ class Latest(OrderedDict[Any, Any]):
         """What is known by this key, from now on the last to go; None where there is nothing."""
         found = self.get(key)
         if found is not None:
-            with suppress(KeyError):  # another thread may have let it go
+            try:  # noqa: SIM105  # suppress() takes as long as all else here
                 self.move_to_end(key)
+            except KeyError:  # another thread has let it go
+                pass
         return found
 
     def keep(self, key: Any, thing: Any) -> Any:
@@ -139,7 +140,7 @@ class Remembered:
     def get(self, kind: Kind) -> Any:
         """What was kept for calls of this kind; None where there is nothing, or arrays of its mask have changed."""
         found = self.known.asked(kind.key)
-        if found is None or not all(map(np.array_equal, kind.arrays, found[0])):
+        if found is None or (kind.arrays and not all(map(np.array_equal, kind.arrays, found[0]))):
             return None
         return found[1]
 

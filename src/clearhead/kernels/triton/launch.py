@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 
-from clearhead.arrays import Array, summed_like
+from clearhead.arrays import Array, frozen, summed_like
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
+from clearhead.kernels.triton import tuning
 from clearhead.kernels.triton.backward import gradients_of_keys, gradients_of_queries, spread
 from clearhead.kernels.triton.call import Call, processors
 from clearhead.kernels.triton.decode import merge_parts, split_keys
@@ -34,12 +36,24 @@ EXACT = {"enable_fp_fusion": False}
 def run(problem: Problem) -> Ran:
     """Output and log-sum-exp, and what is wanted."""
     call = Call.of(problem)
+    name = ("run", problem.want, tuning.GLUON)
     with call.current():
-        output, lse, peak, total, largest, entropy = forward(call)
-        if call.form.width != problem.width:
-            output = output[..., : problem.width].contiguous()
-        found = {} if problem.want is None else look_again(call, problem.want, peak, total)
-    return Ran(Observed(output, lse, largest, entropy, "triton", **found), peak, total)
+        output, lse, peak, total, largest, entropy, found = call.taped(
+            name, (call.q, call.k, call.v, call.sinks), partial(forward_and_look, call)
+        )
+    observed = frozen(
+        Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel="triton", **found
+    )  # fmt: skip
+    return Ran(observed, peak, total)
+
+
+def forward_and_look(call: Call) -> Found:
+    """What `forward` gives, and a table of what else is wanted."""
+    output, lse, peak, total, largest, entropy = forward(call)
+    if call.form.width != call.problem.width:
+        output = output[..., : call.problem.width].contiguous()
+    found = {} if call.problem.want is None else look_again(call, call.problem.want, peak, total)
+    return output, lse, peak, total, largest, entropy, found
 
 
 def forward(call: Call) -> Found:
@@ -116,42 +130,57 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
     Hopper's own kernel does not take the problem.
     """
     call = Call.of(problem)
+    given = (dout, output, peak, total)
+    alike = [(tensor.stride(), tensor.data_ptr() % 16) for tensor in given]
+    name = ("gradients", *alike, tuning.GLUON, torch.are_deterministic_algorithms_enabled())
+    with call.current():
+        dq, dk, dv, dsinks = call.taped(
+            name, (call.q, call.k, call.v, call.sinks, *given), partial(all_gradients, call, *given)
+        )
+    return Gradients(dq, dk, dv, None, dsinks)
+
+
+def all_gradients(call: Call, dout: Array, output: Array, peak: Array, total: Array) -> Found:
+    """dq, dk, dv and dsinks or None."""
+    problem = call.problem
     dout = call.aligned(call.one_batch_axis(dout))
     output, peak, total = call.aligned(output).contiguous(), peak.contiguous(), total.contiguous()
-    with call.current():
-        fused = hopper.gradients(call, dout, output, peak, total)
-        dq, dk, dv, dsinks = (*fused, None) if fused else two_passes(call, dout, output, peak, total)
+    fused = hopper.gradients(call, dout, output, peak, total)
+    dq, dk, dv, dsinks = (*fused, None) if fused else two_passes(call, dout, output, peak, total)
     shaped = [
         summed_like(gradient[..., : like.shape[-1]].reshape(*call.grid.batch, *like.shape[-3:]), like)
         for gradient, like in zip((dq, dk, dv), (problem.q, problem.k, problem.v), strict=True)
     ]
-    return Gradients(shaped[0], shaped[1], shaped[2], None, dsinks)
+    return *shaped, dsinks
 
 
 def two_passes(call: Call, dout: torch.Tensor, output: torch.Tensor, peak: Array, total: Array) -> Found:
     """dq, dk, dv and dsinks, each number summed by one program in a fixed order."""
     problem, grid, form = call.problem, call.grid, call.form
     shift, inverse, taken = (call.empty(grid.queries) for _ in range(3))
-    dq = torch.empty_like(call.q, memory_format=torch.contiguous_format)
-    dk = torch.empty_like(call.k, memory_format=torch.contiguous_format)
-    dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    # kernels are compiled for these too, and calls of one kind may differ in them
+    likeness = (dout.stride(), *(a.data_ptr() % 16 for a in (dout, output, peak, total)))
+    dq, dk, dv = (call.launch.room(a.shape, a.dtype, a.device) for a in (call.q, call.k, call.v))
     if call.rows and grid.queries:
-        spread[(cdiv(grid.queries, 64) * call.rows,)](
-            dout, output, peak, total, shift, inverse, taken,
-            dout.stride(), grid.queries, BM=64, form=form,
+        call.launch(
+            ("spread", likeness), spread, (cdiv(grid.queries, 64) * call.rows,),
+            dout, output, peak, total, shift, inverse, taken, dout.stride(), grid.queries, BM=64, form=form,
         )  # fmt: skip
     rows = (shift, inverse, taken)
     strides = (call.q.stride(), call.k.stride(), call.v.stride(), dout.stride())
 
     def by_keys(blocks: Blocks) -> None:
-        gradients_of_keys[(cdiv(grid.keys, blocks.columns) * call.batch * problem.key_heads,)](
+        call.launch(
+            ("keys", blocks, likeness), gradients_of_keys,
+            (cdiv(grid.keys, blocks.columns) * call.batch * problem.key_heads,),
             call.q, call.k, call.v, dout, *rows, dk, dv, *strides, call.mask.span, call.lists(blocks, turned=True),
             call.mask.arrays, call.scoring, grid.queries, grid.keys,
             BM=blocks.rows, BN=blocks.columns, form=form, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
     def by_queries(blocks: Blocks) -> None:
-        gradients_of_queries[(cdiv(grid.queries, blocks.rows) * call.rows,)](
+        call.launch(
+            ("queries", blocks, likeness), gradients_of_queries, (cdiv(grid.queries, blocks.rows) * call.rows,),
             call.q, call.k, call.v, dout, *rows, dq, *strides, call.mask.span, call.lists(blocks),
             call.mask.arrays, call.scoring, grid.queries, grid.keys, REVERSED=call.backwards,
             BM=blocks.rows, BN=blocks.columns, form=form, num_warps=blocks.warps, num_stages=blocks.stages,

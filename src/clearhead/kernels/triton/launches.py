@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import triton
 from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+
+from clearhead.kernels.triton.room import room
 
 # how a compiled kernel is launched is no promise of Triton's: other versions are asked the ordinary way, every time
 DIRECT = triton.__version__.startswith("3.6.")
@@ -37,6 +40,17 @@ class Variants:
         return (device, numbers, args[self.first :], *options, *options.values())
 
 
+class Ready(NamedTuple):
+    """A compiled kernel and what it is launched with."""
+
+    run: Any
+    function: Any
+    metadata: Any
+    stream: Any  # of a device, the current one
+    device: int
+    rest: tuple[None, ...]  # what it is compiled for has a place among its arguments, but is not looked at
+
+
 class Launches:
     """The launches of calls that differ in nothing that a kernel is compiled for.
 
@@ -48,7 +62,7 @@ class Launches:
     """
 
     def __init__(self) -> None:
-        self.known: dict[Any, tuple[Any, ...]] = {}
+        self.known: dict[Any, Ready] = {}
 
     def __call__(self, name: Any, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         """Launch a kernel; `options` are what it is compiled for, by name, and come last in its signature."""
@@ -73,14 +87,21 @@ class Launches:
         ready = variants.ready.get(key)
         if ready is None:
             compiled = kernel[grid](*args, **options)
-            # what a kernel is compiled for has a place among its arguments, but is not looked at
             rest = (None,) * (len(kernel.params) - len(args))
-            variants.ready[key] = self.known[name] = (
-                compiled.run, compiled.function, compiled.packed_metadata, active.get_current_stream, device, rest,
-            )  # fmt: skip
+            variants.ready[key] = self.known[name] = Ready(
+                compiled.run, compiled.function, compiled.packed_metadata, active.get_current_stream, device, rest
+            )
             return None
         self.known[name] = ready
         return ready
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An empty tensor."""
+        return room(shape, dtype, device)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A tensor of zeros."""
+        return room(shape, dtype, device).zero_()
 
 
 _variants: dict[tuple[int, int], Variants | None] = {}

@@ -151,7 +151,8 @@ def rows(call: Call, chosen: np.ndarray, shift: torch.Tensor, inverse: torch.Ten
     blocks = Blocks(16 if len(chosen) <= 16 else 64, 64, 4, 1)
     programs = cdiv(len(chosen), blocks.rows) * cdiv(grid.keys, blocks.columns) * call.rows
     if programs:
-        rows_of_weights[(programs,)](
+        call.launch(
+            ("rows", len(chosen)), rows_of_weights, (programs,),
             call.q, call.k, shift, inverse, spans.upload(chosen.astype(np.int32), call.device), weights,
             call.q.stride(), call.k.stride(), call.mask.span, call.mask.arrays, call.scoring,
             grid.queries, grid.keys, len(chosen),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,6 @@ from clearhead.kernels.triton import tuning
 from clearhead.kernels.triton.call import Call, machine
 from clearhead.kernels.triton.device import ALIBI
 from clearhead.kernels.triton.forward import finish_rows
-from clearhead.kernels.triton.room import room
 from clearhead.kernels.triton.rows import runs
 from clearhead.kernels.triton.spans import FAR
 from clearhead.kernels.triton.tuning import cdiv
@@ -96,8 +95,9 @@ def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
         top=few_top(call.problem.want) if looked else 0, alibi=given.alibi, spans=given.spans, launch=call.launch,
     )  # fmt: skip
     call.done = done if looked else None
-    lse = room(done.peak.shape, torch.float32, call.device)
-    largest, spread = (room(done.peak.shape, torch.float32, call.device) if entropy else None for _ in range(2))
+    new = partial(call.launch.room, done.peak.shape, torch.float32, call.device)
+    lse = new()
+    largest, spread = (new() if entropy else None for _ in range(2))
     call.launch(
         ("finish", entropy), finish_rows, (cdiv(lse.numel(), 1024),),
         done.peak, done.total, done.weighted, lse, largest, spread, lse.numel(), ENTROPY=entropy, N=1024,

@@ -17,7 +17,6 @@ from clearhead.kernels.triton.hopper.attend import attend
 from clearhead.kernels.triton.hopper.cuts import CUTS, Cut, Spans, preferred
 from clearhead.kernels.triton.launches import Launches
 from clearhead.kernels.triton.launches import described as descriptor
-from clearhead.kernels.triton.room import room
 
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
@@ -87,8 +86,9 @@ def forward(
     keys, upper = stop - start, upper - start
     if spans is not None and spans.hidden is not None:
         v = v[:, :, :keys].masked_fill(spans.hidden, 0.0)
-    new = partial(room, (batch, heads, queries), torch.float32, q.device)
-    output = room((batch, heads, queries, width), q.dtype, q.device)
+    launch = launch or Launches()
+    new = partial(launch.room, (batch, heads, queries), torch.float32, q.device)
+    output = launch.room((batch, heads, queries, width), q.dtype, q.device)
     peak, total, weighted, level = new(), new(), new() if entropy else None, new() if top else None
     if keys <= 0 or not peak.numel():
         for numbers, value in ((output, 0.0), (peak, -math.inf), (total, 0.0), (weighted, 0.0), (level, -math.inf)):
@@ -106,7 +106,7 @@ def forward(
     jobs = -(-queries // (cut.rows * cut.consumers)) * heads * batch
     edges, table, several = (peak, peak, 0) if spans is None else (spans.edges, spans.table, len(spans.edges) > 1)
     slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
-    (launch or Launches())(
+    launch(
         ("attend", entropy, top), attend, (min(jobs, processors(q.device)) if cut.persistent else jobs,),
         described(q, queries, cut.rows),
         described(k, keys, cut.columns),

@@ -77,16 +77,17 @@ def gradients(
     first, last = max(0, -high), min(length, keys - low)
     start, stop = max(0, first + low), min(keys, last + high)
     whole = (first, last, start, stop) == (0, length, 0, k.shape[2])
-    new = torch.empty_like if whole else torch.zeros_like
-    dq, dk, dv = (new(a, memory_format=torch.contiguous_format) for a in (q, k, v))
+    launch = launch or Launches()
+    new = launch.room if whole else launch.zeros
+    dq, dk, dv = (new(a.shape, a.dtype, a.device) for a in (q, k, v))
     queries, keys = last - first, stop - start
     if low > high or queries <= 0 or keys <= 0 or not dq.numel() or not dk.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
     cut = cut or CUTS[width]
     tiles = -(-queries // cut.columns)
     padded = tiles * cut.columns
-    shifts = torch.empty(batch * heads * padded * 2, dtype=torch.float32, device=q.device)
-    dqs = torch.zeros(batch * heads * padded * width, dtype=torch.float32, device=q.device)
+    shifts = launch.room((batch * heads * padded * 2,), torch.float32, q.device)
+    dqs = launch.zeros((batch * heads * padded * width,), torch.float32, q.device)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     k, v, dk_seen, dv_seen = (a[:, :, start:] if start else a for a in (k, v, dk, dv))
@@ -97,7 +98,6 @@ def gradients(
     if upper is not None or lower is not None:  # so many that the longest blocks of the last heads do not end alone
         side = max(1, cut.side * processors(q.device) // blocks)
     form = Form(width, upper is not None, lower is not None, softcap is not None, heads != k.shape[1])
-    launch = launch or Launches()
     # kernels are compiled for these too, and calls of one kind may differ in them
     likeness = (dout.stride(), *(a.data_ptr() % 16 for a in (dout, output, peak, total)))
     launch(

@@ -17,7 +17,6 @@ from clearhead.kernels.triton.hopper.weights import by_key, lay_out
 from clearhead.kernels.triton.launches import Launches
 from clearhead.kernels.triton.launches import described as descriptor
 from clearhead.kernels.triton.observe import pool
-from clearhead.kernels.triton.room import room
 from clearhead.kernels.triton.tuning import pooling
 from clearhead.observe import Map, Top
 
@@ -84,7 +83,8 @@ def look(
         alone = look(*options, received=received, cut=cut, launch=launch)
         return look(*options, map=map, top=top, cut=cut, launch=launch)._replace(received=alone.received)
     keys = k.shape[2]
-    new = partial(room, dtype=torch.float32, device=q.device)
+    launch = launch or Launches()
+    new = partial(launch.room, dtype=torch.float32, device=q.device)
     count, cells = (min(map[0], queries), min(map[1], keys)) if map else (1, 1)
     got = new((batch, heads, keys)) if received is not None else None
     if not q.shape[:3].numel() or not keys:
@@ -99,12 +99,12 @@ def look(
     strips = batch * heads * count * units if map else 0
     # all that starts from zero, in one piece: a flag, how many weights each query has, the strips of a map
     sizes = (-(-strips // 4) * 4, -(-strips // 4) * 4, 4 + (batch * heads * queries if top else 0))
-    sums, tops, flags = new((sum(sizes),)).zero_().split_with_sizes(sizes)
+    sums, tops, flags = launch.zeros((sum(sizes),), torch.float32, q.device).split_with_sizes(sizes)
     large = counts = flags.view(torch.int32)
     if top:
         counts = large[4:]
     shifts = new((batch * heads * count * each * cut.columns * 3,))
-    found = room((batch, heads, queries, HELD) if top else (0,), torch.int64, q.device)
+    found = launch.room((batch, heads, queries, HELD) if top else (0,), torch.int64, q.device)
     upper = causal_offset or 0
     lower = upper - (window or 0)
     factor = (scale if softcap is None else 1.0) * math.log2(math.e)
@@ -112,7 +112,6 @@ def look(
         width, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map), pooled,
         bool(top), queries % count == 0,
     )  # fmt: skip
-    launch = launch or Launches()
     name = (received, map, top)
     launch(
         ("lay out", name), lay_out, (count * each, batch * heads),
@@ -140,7 +139,7 @@ def look(
     best = None
     if top:
         lists = (batch, heads, queries, top)
-        best = Top(room(lists, torch.int64, q.device), new(lists))
+        best = Top(launch.room(lists, torch.int64, q.device), new(lists))
         launch(
             ("choose", name), choose, (-(-batch * heads * queries // 128),),
             counts, found, done.peak, done.total, best.weights, best.indices, batch * heads * queries,
