@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -63,13 +65,23 @@ def milliseconds(call: Call, rep: int = 60) -> float:
     return float(do_bench(call, warmup=20, rep=rep, return_mode="median"))
 
 
-def tried(name: str, call: Call) -> float:
+def tried(name: str, call: Call, rep: int = 60) -> float:
     """Milliseconds, or NaN with the reason where a peer does not take it."""
     try:
-        return milliseconds(call)
+        return milliseconds(call, rep)
     except Exception as error:
         print(f"  ({name}: {type(error).__name__}: {str(error).splitlines()[0][:110]})", flush=True)
         return math.nan
+
+
+def together(calls: dict[str, Call], rounds: int = 5) -> dict[str, float]:
+    """Milliseconds of each, by turns, so that what slows the machine down for a while slows down all; NaN as above."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            if not any(map(math.isnan, times[name])):
+                times[name].append(tried(name, call, rep=30))
+    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def tensors(n: int, width: int, *, batch: int = 1, heads: int = HEADS, keys: int | None = None, grad: bool = False):
@@ -117,8 +129,10 @@ def vendor(bench: Bench) -> None:
             for causal in (False, True):
                 q, k, v = tensors(n, width, batch=batch)
                 mask = ch.causal() if causal else None
-                ours = milliseconds(lambda: ch.attention(q, k, v, mask=mask, kernel="vendor"))
-                peers = {name: tried(name, sdpa(name, q, k, v, causal)) for name in BACK_ENDS}
+                calls: dict[str, Call] = {name: sdpa(name, q, k, v, causal) for name in BACK_ENDS}
+                calls["ours"] = partial(ch.attention, q, k, v, mask=mask, kernel="vendor")
+                peers = together(calls)
+                ours = peers.pop("ours")
                 best = min((t, name) for name, t in peers.items() if not math.isnan(t))
                 worst = min(worst, best[0] / ours)
                 what = f"({batch}, {n}, D {width}){' causal' if causal else ''}: best is {best[1]}"
@@ -189,8 +203,8 @@ def masks(bench: Bench) -> None:
     n = 16384
     q, k, v = tensors(n, 128)
     for name, (options, peer) in patterns(n).items():
-        ours = milliseconds(lambda: ch.attention(q, k, v, **options, kernel="triton"))
-        theirs = tried("FlexAttention", peer(q, k, v))
+        calls = {"FlexAttention": peer(q, k, v), "ours": partial(ch.attention, q, k, v, **options, kernel="triton")}
+        theirs, ours = together(calls, rounds=3).values()
         bench.add(f"{name}: ours", ours, "ms")
         if name == "causal":
             bench.add(f"{name}: FlexAttention's time by ours", theirs / ours, "×")
@@ -226,10 +240,15 @@ def observe(bench: Bench) -> None:
         bench.add(f"{name}, top=8 alone by cuDNN's forward", (top - seen) / plain, "×")
         bench.at_most(f"{name}, received and map, by cuDNN's forward", seen / plain, "×", 1.7)
         bench.at_most(f"{name}, received, map and top=8, by cuDNN's forward", top / plain, "×", 2.2)
-        q, k, v = tensors(4096, 128)
-        seen = milliseconds(lambda: ch.observe(q, k, v, mask=mask, kernel="triton", **wanted))
-        eager = milliseconds(lambda: eager_observation(q, k, v, causal))
-        bench.at_least(f"{name}, N 4096: eager's time by ours", eager / seen, "×", 15)
+        for batch in (1, 2):
+            q, k, v = tensors(4096, 128, batch=batch)
+            calls = {
+                "eager": partial(eager_observation, q, k, v, causal),
+                "ours": partial(ch.observe, q, k, v, mask=mask, kernel="triton", **wanted),
+            }
+            eager, ours = together(calls, rounds=3).values()
+            bench.add(f"{name}, ({batch}, 4096): ours", ours, "ms")
+            bench.at_least(f"{name}, ({batch}, 4096): eager's time by ours", eager / ours, "×", 15)
 
 
 def memory(bench: Bench) -> None:
@@ -255,23 +274,26 @@ def backward(bench: Bench) -> None:
         mask = ch.causal() if causal else None
         dout = torch.randn_like(q)
 
-        def timed(output: torch.Tensor) -> float:
-            return milliseconds(lambda: torch.autograd.grad(output, (q, k, v), dout, retain_graph=True))
-
-        name = f"N {n:>5} D {width:>3}{' causal' if causal else ''}"
-        ours = timed(ch.attention(q, k, v, mask=mask, kernel="triton"))
-        work = 2.5 * flops(q, k, 0.5 if causal else 1.0)
-        bench.add(f"{name}: triton", rate(work, ours), "TFLOP/s")
+        outputs = {kernel: ch.attention(q, k, v, mask=mask, kernel=kernel) for kernel in ("triton", "vendor")}
         with only("cuDNN"):
-            theirs = timed(scaled_dot_product_attention(q, k, v, is_causal=causal))
-        bench.add(f"{name}: cuDNN's time by ours", theirs / ours, "×")
-        own = timed(ch.attention(q, k, v, mask=mask, kernel="vendor"))
-        bench.add(f"{name}: cuDNN's time by our vendor kernel's", theirs / own, "×")
+            outputs["cuDNN"] = scaled_dot_product_attention(q, k, v, is_causal=causal)
         try:
-            output = flex(q, k, v, rule=(lambda b, h, i, j: j <= i) if causal else None)()
-            bench.at_least(f"{name}: FlexAttention's time by ours", timed(output) / ours, "×", 1.2)
+            outputs["FlexAttention"] = flex(q, k, v, rule=(lambda b, h, i, j: j <= i) if causal else None)()
         except Exception as error:
             print(f"  (FlexAttention: {type(error).__name__}: {str(error).splitlines()[0][:110]})")
+        calls = {
+            name: partial(torch.autograd.grad, output, (q, k, v), dout, retain_graph=True)
+            for name, output in outputs.items()
+        }
+        times = together(calls, rounds=3)
+        name = f"N {n:>5} D {width:>3}{' causal' if causal else ''}"
+        work = 2.5 * flops(q, k, 0.5 if causal else 1.0)
+        bench.add(f"{name}: triton", rate(work, times["triton"]), "TFLOP/s")
+        bench.add(f"{name}: cuDNN's time by ours", times["cuDNN"] / times["triton"], "×")
+        bench.add(f"{name}: cuDNN's time by our vendor kernel's", times["cuDNN"] / times["vendor"], "×")
+        if "FlexAttention" in times:
+            ratio = times["FlexAttention"] / times["triton"]
+            bench.at_least(f"{name}: FlexAttention's time by ours", ratio, "×", 1.2)
 
 
 def decode(bench: Bench) -> None:

@@ -298,6 +298,20 @@ def test_more_of_the_largest_weights() -> None:
         longer("bfloat16", 128, "causal", top=count)
 
 
+def test_a_mask_prepared_on_one_stream_serves_another() -> None:
+    q, k, v = torch.randn((3, 1, 4, 3000, 64), device="cuda", dtype=torch.bfloat16).unbind(0)
+    here = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for _ in range(5):
+        mask = ch.documents(np.random.default_rng().integers(0, 9, 3000)) | ch.window(70)  # not one run of keys
+        with torch.cuda.stream(here):
+            torch.cuda._sleep(20_000_000)  # some 10 ms, which what is prepared waits for
+            first = ch.attention(q, k, v, mask=mask, kernel="triton")
+        second = ch.attention(q, k, v, mask=mask, kernel="triton")
+        torch.cuda.synchronize()
+        assert torch.equal(first, second)
+
+
 def test_a_graph_that_is_captured_and_replayed() -> None:
     held = torch.randn((4, 2, 4, 700, 64), device="cuda", dtype=torch.bfloat16)
     other = torch.randn_like(held)
@@ -359,6 +373,7 @@ def work(kernels: list[str]) -> dict[str, tuple[int, Callable[..., object], tupl
                 test_gradients_of_sinks,
                 test_more_of_the_largest_weights,
                 test_a_graph_that_is_captured_and_replayed,
+                test_a_mask_prepared_on_one_stream_serves_another,
                 test_gradients_are_added_up_in_no_order_only_where_they_may_be,
             )
         ):

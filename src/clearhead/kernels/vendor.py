@@ -160,7 +160,7 @@ def one(device: Any) -> Array:
     """The number 1 on a device; also for training, where the first call is in inference mode."""
     torch = sys.modules["torch"]
     with torch.inference_mode(False):
-        return torch.ones((), device=device)
+        return torch.tensor(1.0, device=device)  # copied before it returns: the next call may be on another stream
 
 
 def options(problem: Problem) -> str | None:

@@ -185,6 +185,7 @@ def tiles(prepared: Prepared, grid: Grid, rows: int, columns: int, *, turned: bo
         lists = Lists(found, counts, int(batch > 1), int(heads > 1), heads, down, across)
         if capturing(found.device):
             return lists
+        done(found.device)
         prepared.lists[key] = lists
     return prepared.lists[key]
 
@@ -203,8 +204,15 @@ def state_map(prepared: Prepared, grid: Grid, rows: int, columns: int) -> torch.
             )
         if capturing(states.device):
             return states
+        done(states.device)
         prepared.lists[key] = states
     return prepared.lists[key]
+
+
+def done(device: torch.device) -> None:
+    """Wait for what was launched: it is kept, and the next call may run on another stream."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def capturing(device: torch.device) -> bool:
