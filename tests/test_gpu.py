@@ -273,7 +273,7 @@ def not_seen(name: str, width: int) -> None:
 
 def test_every_back_end_of_the_vendor_gives_gradients() -> None:
     """Each by itself, since which one runs is found out by measuring."""
-    from clearhead.kernels.vendor import BACKWARD, FORWARD
+    from clearhead.kernels.vendor import BACKWARD, FORWARD, one_a_query
 
     for length, causal in product((64, 130), (False, True)):
         q, k, v, dout = torch.randn((4, 2, 4, length, 64), device="cuda", dtype=torch.bfloat16).unbind(0)
@@ -281,10 +281,19 @@ def test_every_back_end_of_the_vendor_gives_gradients() -> None:
         exact = ch.gradients(*(x.double() for x in (q, k, v, dout)), mask=mask, kernel="dense")
         for name in FORWARD:
             output, lse = FORWARD[name](q, k, v, causal, 0.125)
+            lse = one_a_query(lse, q)
             found = BACKWARD[name](dout, q, k, v, output.contiguous(), lse.contiguous(), causal, 0.125)
             for what, got, best in zip(("dq", "dk", "dv"), found, exact, strict=True):
                 off = float((got.double() - best).norm() / best.norm())
                 assert off < 2**-6, f"{name} {what}: off by {off:.2g} of its size, a few times bfloat16's 2⁻⁸"
+
+
+def test_the_vendor_gives_gradients_for_every_width_that_it_takes() -> None:
+    for width in (8, 64, 128, 192, 256):
+        q, k, v, dout = torch.randn((4, 1, 4, 300, width), device="cuda", dtype=torch.bfloat16).unbind(0)
+        exact = ch.gradients(*(x.double() for x in (q, k, v, dout)), kernel="dense")
+        for mine, best in zip(ch.gradients(q, k, v, dout, kernel="vendor"), exact, strict=True):
+            assert float((mine.double() - best).norm() / best.norm()) < 2**-6, f"{width} features"
 
 
 def test_few_queries_over_many_keys() -> None:
@@ -370,6 +379,7 @@ def work(kernels: list[str]) -> dict[str, tuple[int, Callable[..., object], tupl
                 same_bits,
                 test_every_back_end_of_the_vendor_gives_gradients,
                 test_few_queries_over_many_keys,
+                test_the_vendor_gives_gradients_for_every_width_that_it_takes,
                 test_gradients_of_sinks,
                 test_more_of_the_largest_weights,
                 test_a_graph_that_is_captured_and_replayed,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -52,6 +54,7 @@ class Asked:
             self.backward.append(name)
             return ch.gradients(q, k, v, dout, mask=ch.causal() if causal else None, scale=scale, kernel="dense")
 
+        backward.__name__ = name
         return backward
 
 
@@ -86,10 +89,26 @@ def test_the_fastest_forward_runs_and_gradients_are_not_the_efficient_ones(monke
     seen, peak, total = kernel.run(problem)
     assert asked.forward == [("efficient", False)]
     kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
-    assert asked.backward == ["cudnn"]
+    assert asked.backward == ["cudnn"], "the faster of the other two"
     asked, kernel, problem = Asked(monkeypatch, able=("efficient",)), Vendor(), pose(*tensors(2, 2))
     kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
     assert asked.backward == ["efficient"], "where there is no other"
+
+
+@pytest.mark.parametrize(("unable", "taken"), [(["cudnn"], ["flash"]), (["cudnn", "flash"], [])])
+def test_a_back_end_without_gradients_is_not_taken(
+    unable: list[str], taken: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(call: Any, device: Any) -> float:
+        name, backward = call.func.__name__, len(call.args) > 5
+        return math.inf if backward and name in unable else TIMES[name]
+
+    asked, kernel, problem = Asked(monkeypatch), Vendor(), pose(*tensors(2, 2))
+    monkeypatch.setattr(module, "seconds", seconds)
+    seen, peak, total = kernel.run(problem)
+    with nullcontext() if taken else pytest.raises(ch.KernelRefused, match="backward takes none"):
+        kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
+    assert asked.backward == taken
 
 
 def test_pytorch_is_asked_once_for_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +136,34 @@ def test_pytorch_is_asked_once_for_each_kind(monkeypatch: pytest.MonkeyPatch) ->
     for mask in (ch.window(3), ch.documents([0, 0, 0, 1, 1, 1, 1]), ch.causal(offset=1)):
         assert kernel.way(pose(q, k, v, mask=mask)).reason is not None
     assert asked.questions == 5, "masks that PyTorch has not are refused without asking"
+
+
+def test_what_ran_before_runs_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, kernel = Asked(monkeypatch), Vendor()
+    q, k, v = tensors(2, 2)
+    mask = ch.causal()
+    assert kernel.again(q, k, v, mask, None) is None, "nothing is known yet"
+    for known in (mask, None):
+        kernel.run(pose(q, k, v, mask=known))
+    for known, scale in ((mask, None), (None, 0.25), (ch.causal(), 0.5)):
+        found = kernel.again(q + 1, k, v, known, scale)
+        torch.testing.assert_close(found, ch.attention(q + 1, k, v, mask=known, scale=scale, kernel="dense"))
+    assert asked.questions == 2
+    heads = [x[0] for x in (q, k, v)]
+    kernel.run(pose(*heads))
+    others: dict[str, tuple[Any, ...]] = {
+        "another dtype": (q, k.double(), v, None, None),
+        "no batch axis": (*heads, None, None),
+        "another mask": (q, k, v, ch.window(2), None),
+        "an array": (q, k, v, torch.ones(7, 7, dtype=torch.bool), None),
+        "no number": (q, k, v, None, float("inf")),
+        "to be checked": (q, k, v, None, "1"),
+        "gradients": (q, k.clone().requires_grad_(), v, None, None),
+    }
+    for what, given in others.items():
+        assert kernel.again(*given) is None, what
+    with torch.no_grad():
+        assert kernel.again(*others["gradients"]) is not None
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

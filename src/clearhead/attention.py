@@ -13,6 +13,7 @@ from clearhead.choose import choose
 from clearhead.errors import ArgumentError
 from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense, small
+from clearhead.kernels.vendor import vendor
 from clearhead.mask import Mask
 from clearhead.observe import Observed, want
 from clearhead.positions import Bias
@@ -59,8 +60,8 @@ def attention(
     Order: scores → scale → softcap → bias → mask → softmax → dropout → values. float16 and bfloat16 are summed in
     float32. A wrong argument raises `ArgumentError`, a `ValueError`, before anything is computed.
     """
-    plain = mask is None and bias is None and scale is None and softcap is None and sinks is None
-    if plain and dropout is None and kernel is None and type(q) is type(k) is type(v) is np.ndarray:
+    plain = bias is None and softcap is None and sinks is None and dropout is None
+    if plain and mask is None and scale is None and kernel is None and type(q) is type(k) is type(v) is np.ndarray:
         output = small(q, k, v)
         if output is not None:
             return output
@@ -73,6 +74,10 @@ def attention(
         if autograd.overridden(q, k, v):
             options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
             return autograd.hand_over(attention, (q, k, v), **options, dropout=dropout, kernel=kernel)
+        if plain and (kernel is None or kernel == "vendor") and type(q) is type(k) is type(v) and q.is_cuda:
+            output = vendor.again(q, k, v, mask, scale)
+            if output is not None:
+                return output
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     return problem.restore(_run(choose(problem, kernel), problem).output)
 

@@ -72,7 +72,9 @@ def traced(kernel: str | None, *tensors: Array) -> bool:
     forward = torch.autograd.forward_ad._current_level >= 0  # derivatives forward, which only an operator hears of
     if forward or torch._C._functorch.peek_interpreter_stack() is not None:
         return kernel != "dense"  # its steps are PyTorch's own, which every transform knows, also twice
-    for tensor in tensors:  # noqa: SIM110  # any() takes twice the time, at every call
+    for tensor in tensors:
+        if type(tensor) is torch.Tensor and not tensor.is_meta:  # as nearly all are: asked first, for it is quick
+            continue
         if is_torch(tensor) and stands_in(tensor):
             return True
     return False

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from clearhead.arrays import Array, dtype_name, frozen, summed_like, to_numpy
 from clearhead.errors import KernelRefused
@@ -19,12 +19,14 @@ from clearhead.kernels.contract import Ran
 from clearhead.mask import Mask
 from clearhead.masks import Band
 from clearhead.observe import Observed
-from clearhead.problem import Problem
+from clearhead.problem import Problem, default_scale
 
 TYPES = ("float16", "bfloat16")
 # in the order that they are taken without measuring; by name, as PyTorch's checks are
 BACK_ENDS = ("cudnn", "flash", "efficient")
 RUNS = 5
+AHEAD = 2_000_000  # clocks, about a millisecond, that a device is kept busy while calls queue up behind it
+Passes = Literal["forward", "backward"]
 KINDS = 256  # that are remembered
 
 
@@ -61,12 +63,32 @@ class Vendor:
             return f"it takes {' and '.join(TYPES)}, not {dtype_name(problem.q)}"
         return options(problem) or self.way(problem).reason
 
+    def again(self, q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
+        """The output for tensors on a GPU of a kind that was run before; None for others, and for gradients.
+
+        PyTorch's attention of short sequences takes no longer than it takes to pose the problem.
+        """
+        if not (mask is None or type(mask) is Band) or not (scale is None or type(scale) is float):
+            return None
+        if (q.requires_grad or k.requires_grad or v.requires_grad) and sys.modules["torch"].is_grad_enabled():
+            return None
+        key = kind(q, k, v, mask)
+        name, way = self.chosen.get(key), self.ways.get(key)
+        if name is None or way is None or not q.ndim == k.ndim == v.ndim == 4:
+            return None
+        scale = default_scale(q) if scale is None else scale
+        if not math.isfinite(scale) or not q.shape[0] == k.shape[0] == v.shape[0]:
+            return None
+        output: Array = FORWARD[name](q, k, v, way.causal, scale)[0]
+        return output
+
     def run(self, problem: Problem) -> Ran:
         """Output and log-sum-exp."""
         q, k, v = arrays(problem)
         way = self.way(problem)
-        name = self.chosen.get(way.kind) or self.back_end(problem, way, q, k, v)
+        name = self.chosen.get(way.kind) or self.choose(problem, way, q, k, v)
         output, lse = FORWARD[name](q, k, v, way.causal, problem.scale)
+        lse = one_a_query(lse, q)
         if len(problem.grid.batch) != 1:
             lead = (*problem.grid.batch, problem.grid.heads, problem.grid.queries)
             output, lse = output.reshape(*lead, problem.width), lse.reshape(lead)
@@ -82,10 +104,10 @@ class Vendor:
         way = self.way(problem)
         dout, output = (aligned(one_batch_axis(problem, a).contiguous()) for a in (dout, output))
         lse = one_batch_axis(problem, peak[..., None])[..., 0].contiguous()
-        name = self.chosen.get(way.kind) or self.back_end(problem, way, q, k, v)
-        if name == "efficient":  # for small problems, where its forward is quick; others are as good at gradients
-            name = way.able[0]
-        found = BACKWARD[name](dout, q, k, v, output, lse, way.causal, problem.scale)
+        # not the efficient one, which is for small problems, where its forward is quick
+        names = tuple(name for name in way.able if name != "efficient") or way.able
+        given = (dout, q, k, v, output, lse)
+        found = BACKWARD[self.pick("backward", names, problem, *given)](*given, way.causal, problem.scale)
         dq, dk, dv = (
             summed_like(gradient.reshape(*problem.grid.batch, *like.shape[-3:]), like)
             for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
@@ -103,7 +125,7 @@ class Vendor:
         """The same, for which PyTorch is asked once for each kind."""
         if not (problem.mask is None or isinstance(problem.mask, Band)):
             return Way(causality(problem)[1], False, ())
-        key = kind(problem)
+        key = kind(problem.q, problem.k, problem.v, problem.mask)
         way = self.ways.get(key)
         if way is None:
             causal, reason = (False, "there is nothing to attend to") if 0 in problem.grid.shape else causality(problem)
@@ -116,33 +138,42 @@ class Vendor:
             way = self.ways[key] = Way(reason, causal, able, key)
         return way
 
-    def back_end(self, problem: Problem, way: Way, q: Array, k: Array, v: Array) -> str:
-        """The fastest back end for sizes like these, measured at the first call that has them."""
-        torch = sys.modules["torch"]
-        if not way.able:
+    def choose(self, problem: Problem, way: Way, *given: Array) -> str:
+        """The back end for a problem, remembered for those of its kind unless it had to be taken unmeasured."""
+        name = self.pick("forward", way.able, problem, *given)
+        if not sys.modules["torch"].cuda.is_current_stream_capturing():
+            self.chosen[way.kind] = name
+        return name
+
+    def pick(self, passes: Passes, names: tuple[str, ...], problem: Problem, *given: Array) -> str:
+        """Of some back ends the fastest for sizes like these, measured at the first call that has them."""
+        way = self.way(problem)
+        if not names:
             raise KernelRefused(self.name, "no back end takes these sizes")
-        if len(way.able) == 1:
-            return self.chosen.setdefault(way.kind, way.able[0])
-        sizes = (q.shape[0] * q.shape[1], q.shape[-2], k.shape[-2])
+        q, v = problem.q, problem.v
+        sizes = (math.prod(problem.grid.shape[:-2]), problem.grid.queries, problem.grid.keys)
         classes = tuple(max(size - 1, 0).bit_length() for size in sizes)
-        key = (q.device, q.dtype, q.shape[-1], v.shape[-1], problem.group, way.causal, way.able, classes)
+        key = (passes, q.device, q.dtype, q.shape[-1], v.shape[-1], problem.group, way.causal, names, classes)
         if key not in self.fastest:
-            if torch.cuda.is_current_stream_capturing():
-                return way.able[0]
-            calls = {name: partial(FORWARD[name], q, k, v, way.causal, problem.scale) for name in way.able}
+            if len(names) == 1 or sys.modules["torch"].cuda.is_current_stream_capturing():
+                return names[0]
+            table = FORWARD if passes == "forward" else BACKWARD
+            calls = {name: partial(table[name], *given, way.causal, problem.scale) for name in names}
             times = {name: seconds(call, q.device) for name, call in calls.items()}
-            self.fastest[key] = min(times, key=lambda name: times[name])
-        self.chosen[way.kind] = self.fastest[key]
+            best = min(times, key=lambda name: times[name])
+            if math.isinf(times[best]):
+                raise KernelRefused(self.name, f"PyTorch's {passes} takes none of these sizes")
+            self.fastest[key] = best
         return self.fastest[key]
 
 
-def kind(problem: Problem) -> Any:
+def kind(q: Array, k: Array, v: Array, mask: Mask | None) -> Any:
     """What PyTorch's answer depends on: sizes, strides, the mask, and which back ends are switched on."""
-    q, k, v, mask = problem.q, problem.k, problem.v, problem.mask
     torch = sys.modules["torch"]
     cuda = torch.backends.cuda
     return (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device,
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
+        q.get_device(), k.get_device(), v.get_device(),
         (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0, mask_kind(mask) if isinstance(mask, Band) else None,
         cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(),
         torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -225,19 +256,24 @@ def able_to(problem: Problem, causal: bool) -> tuple[str, ...]:
 
 
 def seconds(call: Callable[[], Any], device: Any) -> float:
-    """The median time of a call on a device."""
+    """The time that a call takes on a device, without what it takes to be launched; infinite where it is refused."""
     torch = sys.modules["torch"]
-    times = []
     with torch.cuda.device(device):
-        call()
+        try:
+            call()
+        except RuntimeError:  # gradients are not asked for when a back end says what it takes
+            return math.inf
+        times = []
         for _ in range(RUNS):
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(AHEAD)
             start.record()
-            call()
+            for _ in range(RUNS):
+                call()
             stop.record()
             stop.synchronize()
             times.append(start.elapsed_time(stop))
-    return sorted(times)[RUNS // 2]
+    return min(times)
 
 
 @cache
@@ -247,21 +283,27 @@ def aten(name: str) -> Any:
 
 
 def cudnn(q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
-    """(output, log-sum-exp)."""
-    output, lse, *_ = aten("cudnn_attention")(q, k, v, None, True, 0.0, causal, False, scale=scale)
-    return output, lse.reshape(q.shape[:-1])
+    """(output, log-sum-exp as it comes)."""
+    found = aten("cudnn_attention")(q, k, v, None, True, 0.0, causal, False, scale=scale)
+    return found[0], found[1]
 
 
 def flash(q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
-    """(output, log-sum-exp)."""
-    output, lse, *_ = aten("flash_attention")(q, k, v, 0.0, causal, False, scale=scale)
-    return output, lse if lse.shape[-1] == q.shape[-2] else lse[..., : q.shape[-2]]
+    """(output, log-sum-exp as it comes)."""
+    found = aten("flash_attention")(q, k, v, 0.0, causal, False, scale=scale)
+    return found[0], found[1]
 
 
 def efficient(q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
-    """(output, log-sum-exp)."""
-    output, lse, *_ = aten("efficient_attention")(q, k, v, None, True, 0.0, causal, scale=scale)
-    return output, lse[..., : q.shape[-2]]
+    """(output, log-sum-exp as it comes)."""
+    found = aten("efficient_attention")(q, k, v, None, True, 0.0, causal, scale=scale)
+    return found[0], found[1]
+
+
+def one_a_query(lse: Array, q: Array) -> Array:
+    """Log-sum-exps as back ends give them, (batch, heads, queries): some have an axis more, some are padded."""
+    lse = lse[..., 0] if lse.ndim == 4 else lse
+    return lse if lse.shape[-1] == q.shape[-2] else lse[..., : q.shape[-2]]
 
 
 def cudnn_backward(
