@@ -79,7 +79,7 @@ class Vendor:
         scale = default_scale(q) if scale is None else scale
         if not math.isfinite(scale) or not q.shape[0] == k.shape[0] == v.shape[0]:
             return None
-        output: Array = FORWARD[name](q, k, v, way.causal, scale)[0]
+        output: Array = FORWARD[name](q, k, v, way.causal, scale, lse=False)[0]
         return output
 
     def run(self, problem: Problem) -> Ran:
@@ -282,21 +282,21 @@ def aten(name: str) -> Any:
     return getattr(sys.modules["torch"].ops.aten, f"_scaled_dot_product_{name}")
 
 
-def cudnn(q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
-    """(output, log-sum-exp as it comes)."""
-    found = aten("cudnn_attention")(q, k, v, None, True, 0.0, causal, False, scale=scale)
+def cudnn(q: Array, k: Array, v: Array, causal: bool, scale: float, lse: bool = True) -> tuple[Array, Array]:
+    """(output, log-sum-exp as it comes, or nothing in particular where it is not wanted)."""
+    found = aten("cudnn_attention")(q, k, v, None, lse, 0.0, causal, False, scale=scale)
     return found[0], found[1]
 
 
-def flash(q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
+def flash(q: Array, k: Array, v: Array, causal: bool, scale: float, lse: bool = True) -> tuple[Array, Array]:
     """(output, log-sum-exp as it comes)."""
     found = aten("flash_attention")(q, k, v, 0.0, causal, False, scale=scale)
     return found[0], found[1]
 
 
-def efficient(q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
+def efficient(q: Array, k: Array, v: Array, causal: bool, scale: float, lse: bool = True) -> tuple[Array, Array]:
     """(output, log-sum-exp as it comes)."""
-    found = aten("efficient_attention")(q, k, v, None, True, 0.0, causal, scale=scale)
+    found = aten("efficient_attention")(q, k, v, None, lse, 0.0, causal, scale=scale)
     return found[0], found[1]
 
 
