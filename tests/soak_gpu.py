@@ -1,14 +1,16 @@
 """Random problems on the GPU against float64, for as long as it is let: shapes, masks, biases and options drawn anew.
 
-    python tests/soak_gpu.py [--seconds 180] [--seed N]
+    python tests/soak_gpu.py [--seconds 180] [--processes N] [--seed N]
 
 Each result is held to the error budget of `budget.py`: twice the distance of the formula in the kernel's own precision,
-plus the rounding of its sums. A failure prints the seed that draws it again, alone.
+plus the rounding of its sums. A failure prints the seed that draws it again, alone. Most of the time is compiling, so N
+processes draw side by side.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import time
 from typing import Any
@@ -154,10 +156,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=180)
     parser.add_argument("--seed", type=int, help="this one problem alone")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--from", type=int, dest="first", help="the first seed of many")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("soak: PyTorch has no CUDA device here")
-    first = given.seed if given.seed is not None else int(time.time()) % 10**8
+    first = next((n for n in (given.seed, given.first) if n is not None), int(time.time()) % 10**8)
+    if given.processes > 1:
+        common = [sys.executable, sys.argv[0], "--seconds", str(given.seconds)]
+        starts = [str(first + n * 1000 * ALIKE) for n in range(given.processes)]
+        return max([process.wait() for process in [subprocess.Popen([*common, "--from", start]) for start in starts]])
     end, count, failed = time.time() + given.seconds, 0, 0
     while count == 0 or (given.seed is None and time.time() < end):
         seed = first + count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -109,3 +110,83 @@ def test_what_pytorch_computes_in_between_is_not_played() -> None:
         torch.testing.assert_close(seen.received, right.received)
         torch.testing.assert_close(seen.map, right.map)
     assert all(isinstance(tape, int) for tape in tapes())
+
+
+class Driver:
+    """A driver that describes tensors by their addresses, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.utils, self.filled = self, []
+
+    def fill_tma_descriptor(self, address: int, *rest: Any) -> Any:
+        self.filled.append(address)
+        return ("map", address, *rest)
+
+
+class Launcher:
+    """What Triton 3.6 keeps of a compiled kernel, as far as a launch needs it; it takes down what it is given."""
+
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid, launch_pdl = "cooperative", "dependent"
+
+    def __init__(self, described: dict[int, dict[str, Any]]) -> None:
+        self.launched: list[tuple[Any, ...]] = []
+        self.launch = around(lambda *args: self.launched.append(args), set(described), list(described.values()))
+
+
+def around(launcher: Any, tensordesc_indices: Any, tensordesc_meta: Any) -> Any:
+    """A function around a launcher, with Triton's own names."""
+
+    def inner(*args: Any) -> Any:
+        raise AssertionError(f"descriptors are expanded again: {launcher, tensordesc_indices, tensordesc_meta, args}")
+
+    return inner
+
+
+class Description:
+    shape, strides, padding = [18, 16], [16, 1], "zero"
+
+    def __init__(self, base: torch.Tensor) -> None:
+        self.base = base
+
+
+def test_a_compiled_kernel_is_launched_with_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clearhead.kernels.triton import tape as module
+    from clearhead.kernels.triton.launches import Launches, Ready
+
+    fake = Driver()
+    monkeypatch.setattr(module, "driver", SimpleNamespace(active=fake))
+    meta = {"swizzle": 3, "elem_size": 4, "elem_type": 9, "block_size": [16, 16], "fp4_padded": False}
+    launcher = Launcher({0: meta})
+    streams: list[int] = []
+    ready = Ready(launcher, "function", "metadata", lambda device: streams.append(device) or "stream", 1, (None, None))
+    launches = Launches()
+    launches.known["name"] = ready
+    monkeypatch.setattr(Launches, "__call__", lambda *args, **options: None)
+    q, k = torch.randn((2, 18, 16)), torch.randn((2, 18, 16))
+    lasting = torch.zeros(4)
+    recorder = module.Recorder(launches, (q, k, None))
+    output = recorder.room((2, 18), torch.float32, q.device)
+    counts = recorder.zeros((36,), torch.int32, q.device)
+    recorder("name", None, (5, 6), Description(k[1]), q, k[:, 3:], (lasting, 7), counts[4:], output, 1.5)
+    tape = recorder.tape((output, {"rest": counts.view(2, 18)}), [lasting])
+    assert tape is not None
+    for _ in range(2):
+        q, k = torch.randn((2, 18, 16)), torch.randn((2, 18, 16))
+        for _ in range(2):
+            found, rest = tape.play((q, k, None))
+            given, where = launcher.launched[-1], k[1].data_ptr()
+            mapped = ("map", where, 3, 4, 8, [16, 16], [18, 16], [16, 1], 0)
+            options = ("cooperative", "dependent", None, None, "metadata", None, None, None)
+            start = (5, 6, 1, "stream", "function", *options)
+            args = (mapped, 18, 16, 16, 1, q.data_ptr(), k[:, 3:].data_ptr(), (lasting, 7))
+            assert given == (*start, *args, rest["rest"].data_ptr() + 16, found.data_ptr(), 1.5, None, None)
+            assert not rest["rest"].any()
+            assert (found.shape, rest["rest"].shape, rest["rest"].dtype) == ((2, 18), (2, 18), torch.int32)
+    assert len(fake.filled) == 2, "once for each address"
+    assert streams == [1] * 4
+    Launcher.global_scratch_size = 16
+    assert recorder.tape(output, [lasting]) is None, "it would need memory of its own"
+    Launcher.global_scratch_size = 0
+    assert recorder.tape(output, []) is None, "a tensor that is neither here nor there"
+    assert recorder.tape(q, [lasting]) is None, "a result that is no room"

@@ -134,8 +134,10 @@ class Recorder(Launches):
                     spots[place] = spot
                 elif tensor.untyped_storage().data_ptr() not in lasting:
                     raise Void
-            elif isinstance(arg, tuple) and any(map(self.spot, tensors_of(arg))):
-                raise Void
+            elif isinstance(arg, tuple):
+                for tensor in tensors_of(arg):
+                    if self.spot(tensor) is not None or tensor.untyped_storage().data_ptr() not in lasting:
+                        raise Void
         return Whole(kernel, grid, args, options, spots) if ready is None else bare(ready, grid, args, spots)
 
 
@@ -248,6 +250,9 @@ class Bare:
         self.launch(*args)
 
 
+# numbers of types that the driver and the device count differently
+HOST_TYPES = {8: 10, 9: 8, 10: 9}
+
 STREAM = 3  # its place among the arguments of a compiled launcher
 
 
@@ -297,11 +302,9 @@ def bare(ready: Ready, grid: tuple[int, ...], args: tuple[Any, ...], spots: dict
 
 def maps_of(descriptor: Any, metadata: dict[str, Any]) -> Maps:
     """What Triton makes of a descriptor for a kernel compiled so."""
-    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
-
     if metadata["fp4_padded"]:
         raise Void
-    kind = TMA_DTYPE_DEVICE_TO_HOST[metadata["elem_type"]]
+    kind = HOST_TYPES.get(metadata["elem_type"], metadata["elem_type"])
     return Maps(
         metadata["swizzle"], metadata["elem_size"], kind, metadata["block_size"],
         descriptor.shape, descriptor.strides, int(descriptor.padding == "nan"),
