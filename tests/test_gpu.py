@@ -307,6 +307,18 @@ def test_more_of_the_largest_weights() -> None:
         longer("bfloat16", 128, "causal", top=count)
 
 
+def test_nothing_to_see() -> None:
+    for keys, mask in ((200, ch.lengths(0)), (200, ch.causal(offset=-500)), (0, None)):
+        q, k, v = (torch.randn((1, 2, n, 64), device="cuda", dtype=torch.bfloat16) for n in (200, keys, keys))
+        for _ in range(TIMES + 1):
+            poison(2)
+            seen = ch.observe(q, k, v, mask=mask, kernel="triton", received=True)
+            nothing = [ch.attention(q, k, v, mask=mask, kernel="triton"), seen.output, seen.entropy, seen.received]
+            nothing += ch.gradients(q, k, v, torch.randn_like(q), mask=mask, kernel="triton")
+            assert not any(tensor.any() for tensor in nothing)
+            assert (seen.lse == -torch.inf).all()
+
+
 def test_a_mask_prepared_on_one_stream_serves_another() -> None:
     q, k, v = torch.randn((3, 1, 4, 3000, 64), device="cuda", dtype=torch.bfloat16).unbind(0)
     here = torch.cuda.Stream()
@@ -384,6 +396,7 @@ def work(kernels: list[str]) -> dict[str, tuple[int, Callable[..., object], tupl
                 test_more_of_the_largest_weights,
                 test_a_graph_that_is_captured_and_replayed,
                 test_a_mask_prepared_on_one_stream_serves_another,
+                test_nothing_to_see,
                 test_gradients_are_added_up_in_no_order_only_where_they_may_be,
             )
         ):

@@ -190,3 +190,27 @@ def test_a_compiled_kernel_is_launched_with_addresses(monkeypatch: pytest.Monkey
     Launcher.global_scratch_size = 0
     assert recorder.tape(output, []) is None, "a tensor that is neither here nor there"
     assert recorder.tape(q, [lasting]) is None, "a result that is no room"
+    assert recorder.tape(output, [lasting]) is not None
+    output.fill_(1.0)
+    assert recorder.tape(output, [lasting]) is None, "PyTorch has written to it"
+
+
+def test_a_part_of_nothing_does_not_keep_the_whole() -> None:
+    from clearhead.kernels.triton import tape as module
+    from clearhead.kernels.triton.launches import Launches
+
+    recorder = module.Recorder(Launches(), ())
+    output = recorder.room((8,), torch.float32, torch.device("cpu"))
+    step = recorder.step(set(), None, None, (1,), (output[3:3], output), {})
+    assert step.args[0].untyped_storage().nbytes() == 0
+    assert step.args[1] is None
+
+
+def test_tapes_are_bounded() -> None:
+    from clearhead.kernels.triton import call as module
+    from clearhead.problem import pose
+
+    call = module.Call(pose(*torch.randn((3, *SHAPE)).unbind(0)))
+    for n in range(3 * module.MOST):
+        assert call.taped(n, (), lambda n=n: n) == n
+    assert len(call.tapes) <= module.MOST

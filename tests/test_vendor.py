@@ -95,7 +95,9 @@ def test_the_fastest_forward_runs_and_gradients_are_not_the_efficient_ones(monke
     assert asked.backward == ["efficient"], "where there is no other"
 
 
-@pytest.mark.parametrize(("unable", "taken"), [(["cudnn"], ["flash"]), (["cudnn", "flash"], [])])
+@pytest.mark.parametrize(
+    ("unable", "taken"), [(["cudnn"], ["flash"]), (["cudnn", "flash"], ["efficient"]), (list(TIMES), [])]
+)
 def test_a_back_end_without_gradients_is_not_taken(
     unable: list[str], taken: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +111,20 @@ def test_a_back_end_without_gradients_is_not_taken(
     with nullcontext() if taken else pytest.raises(ch.KernelRefused, match="backward takes none"):
         kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
     assert asked.backward == taken
+
+
+def test_only_what_a_back_end_refuses_is_taken_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+
+    def raises(error: Exception) -> Any:
+        def call() -> None:
+            raise error
+
+        return call
+
+    assert module.seconds(raises(RuntimeError("No available kernel")), "cuda") == math.inf
+    with pytest.raises(torch.OutOfMemoryError):
+        module.seconds(raises(torch.OutOfMemoryError("CUDA out of memory")), "cuda")
 
 
 def test_pytorch_is_asked_once_for_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,12 +159,14 @@ def test_what_ran_before_runs_again_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     q, k, v = tensors(2, 2)
     mask = ch.causal()
     assert kernel.again(q, k, v, mask, None) is None, "nothing is known yet"
+    kernel.run(pose(q, k, v, mask=ch.causal(offset=0)))
+    assert kernel.again(q, k, v, ch.causal(offset=[[0]]), None) is None, "which has one axis too many"
     for known in (mask, None):
         kernel.run(pose(q, k, v, mask=known))
     for known, scale in ((mask, None), (None, 0.25), (ch.causal(), 0.5)):
         found = kernel.again(q + 1, k, v, known, scale)
         torch.testing.assert_close(found, ch.attention(q + 1, k, v, mask=known, scale=scale, kernel="dense"))
-    assert asked.questions == 2
+    assert asked.questions == 3
     heads = [x[0] for x in (q, k, v)]
     kernel.run(pose(*heads))
     others: dict[str, tuple[Any, ...]] = {

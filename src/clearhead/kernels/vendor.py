@@ -79,7 +79,9 @@ class Vendor:
         scale = default_scale(q) if scale is None else scale
         if not math.isfinite(scale) or not q.shape[0] == k.shape[0] == v.shape[0]:
             return None
-        output: Array = FORWARD[name](q, k, v, way.causal, scale, lse=False)[0]
+        # without log-sum-exps it may be another kernel, which cannot be prepared while a graph is captured
+        lse = sys.modules["torch"].cuda.is_current_stream_capturing()
+        output: Array = FORWARD[name](q, k, v, way.causal, scale, lse=lse)[0]
         return output
 
     def run(self, problem: Problem) -> Ran:
@@ -104,10 +106,8 @@ class Vendor:
         way = self.way(problem)
         dout, output = (aligned(one_batch_axis(problem, a).contiguous()) for a in (dout, output))
         lse = one_batch_axis(problem, peak[..., None])[..., 0].contiguous()
-        # not the efficient one, which is for small problems, where its forward is quick
-        names = tuple(name for name in way.able if name != "efficient") or way.able
         given = (dout, q, k, v, output, lse)
-        found = BACKWARD[self.pick("backward", names, problem, *given)](*given, way.causal, problem.scale)
+        found = BACKWARD[self.pick("backward", way.able, problem, *given)](*given, way.causal, problem.scale)
         dq, dk, dv = (
             summed_like(gradient.reshape(*problem.grid.batch, *like.shape[-3:]), like)
             for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
@@ -155,11 +155,14 @@ class Vendor:
         classes = tuple(max(size - 1, 0).bit_length() for size in sizes)
         key = (passes, q.device, q.dtype, q.shape[-1], v.shape[-1], problem.group, way.causal, names, classes)
         if key not in self.fastest:
-            if len(names) == 1 or sys.modules["torch"].cuda.is_current_stream_capturing():
+            if sys.modules["torch"].cuda.is_current_stream_capturing() or (len(names) == 1 and passes == "forward"):
                 return names[0]
             table = FORWARD if passes == "forward" else BACKWARD
             calls = {name: partial(table[name], *given, way.causal, problem.scale) for name in names}
+            efficient = calls.pop("efficient", None) if passes == "backward" else None
             times = {name: seconds(call, q.device) for name, call in calls.items()}
+            if efficient and all(map(math.isinf, times.values())):  # it is no faster than others
+                times["efficient"] = seconds(efficient, q.device)
             best = min(times, key=lambda name: times[name])
             if math.isinf(times[best]):
                 raise KernelRefused(self.name, f"PyTorch's {passes} takes none of these sizes")
@@ -183,7 +186,8 @@ def kind(q: Array, k: Array, v: Array, mask: Mask | None) -> Any:
 def mask_kind(mask: Band) -> Any:
     """A mask by what it says."""
     given = mask.alignment.given
-    return (mask.back, mask.ahead, mask.alignment.align, None if given is None else to_numpy(given).tobytes())
+    where = None if given is None else (given.shape, to_numpy(given).tobytes())
+    return (mask.back, mask.ahead, mask.alignment.align, where)
 
 
 @cache
@@ -261,6 +265,8 @@ def seconds(call: Callable[[], Any], device: Any) -> float:
     with torch.cuda.device(device):
         try:
             call()
+        except (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)):
+            raise
         except RuntimeError:  # gradients are not asked for when a back end says what it takes
             return math.inf
         times = []

@@ -21,7 +21,7 @@ from clearhead.kernels.triton.kinds import Kind, Latest, Remembered, Unlike
 from clearhead.kernels.triton.launches import Launches, hooked
 from clearhead.kernels.triton.launches import described as descriptor
 from clearhead.kernels.triton.spans import four_axes, upload
-from clearhead.kernels.triton.tape import TRIES, Recorder, Tape, tensors_of
+from clearhead.kernels.triton.tape import MOST, TRIES, Recorder, Tape, tensors_of
 from clearhead.kernels.triton.tuning import Blocks, power_of_2
 from clearhead.positions import Added, Alibi, Relative
 from clearhead.problem import Problem
@@ -145,6 +145,8 @@ class Call:
         if isinstance(tape, Tape):
             return tape.play(inputs)
         if not tape:  # what comes once is not worth a tape
+            if len(self.tapes) >= MOST:
+                self.tapes.clear()
             self.tapes[name] = 1
             return compute()
         launches, recorder = self.launch, Recorder(self.launch, inputs)

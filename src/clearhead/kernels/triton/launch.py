@@ -35,14 +35,16 @@ EXACT = {"enable_fp_fusion": False}
 
 def run(problem: Problem) -> Ran:
     """Output and log-sum-exp, and what is wanted."""
-    call = Call.of(problem)
-    name = ("run", problem.want, tuning.GLUON)
+    call, want = Call.of(problem), problem.want
     with call.current():
-        output, lse, peak, total, largest, entropy, found = call.taped(
-            name, (call.q, call.k, call.v, call.sinks), partial(forward_and_look, call)
-        )
+        if want is not None and (want.queries is not None or want.weights):  # rows for which PyTorch is needed
+            found = forward_and_look(call)
+        else:
+            inputs = (call.q, call.k, call.v, call.sinks)
+            found = call.taped(("run", want, tuning.GLUON), inputs, partial(forward_and_look, call))
+    output, lse, peak, total, largest, entropy, more = found
     observed = frozen(
-        Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel="triton", **found
+        Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel="triton", **more
     )  # fmt: skip
     return Ran(observed, peak, total)
 

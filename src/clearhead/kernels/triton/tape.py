@@ -19,6 +19,7 @@ from clearhead.kernels.triton.launches import Launches, Ready
 from clearhead.kernels.triton.room import QUICK, room, strides_of
 
 TRIES = 4  # calls that are recorded at most before a kind is given up
+MOST = 64  # tapes of one kind
 MAPS = 64  # addresses of one tensor that are remembered with their descriptors
 
 
@@ -54,7 +55,7 @@ class Recorder(Launches):
 
     def __init__(self, launches: Launches, inputs: Sequence[torch.Tensor | None]) -> None:
         self.known = launches.known
-        self.tensors = list(inputs)
+        self.tensors: list[Any] = list(inputs)
         self.given = len(self.tensors)
         self.rooms: list[Room] = []
         self.launched: list[tuple[Any, ...]] = []
@@ -85,6 +86,8 @@ class Recorder(Launches):
         computed in between is.
         """
         there = {tensor.untyped_storage().data_ptr() for tensor in lasting}
+        if any(map(written_to, self.tensors[self.given :], self.rooms)):
+            return None
         try:
             steps = [self.step(there, *launched) for launched in self.launched]
             results = self.result(found)
@@ -126,6 +129,8 @@ class Recorder(Launches):
     def step(self, lasting: set[int], ready: Ready | None, kernel: Any, grid: Any, args: Any, options: Any) -> Any:
         """One launch."""
         spots: dict[int, Spot] = {}
+        # a part of nothing would keep the whole
+        args = [arg.new_empty(0) if isinstance(arg, torch.Tensor) and not arg.numel() else arg for arg in args]
         for place, arg in enumerate(args):
             tensor = getattr(arg, "base", arg)
             if isinstance(tensor, torch.Tensor) and tensor.numel():
@@ -138,7 +143,17 @@ class Recorder(Launches):
                 for tensor in tensors_of(arg):
                     if self.spot(tensor) is not None or tensor.untyped_storage().data_ptr() not in lasting:
                         raise Void
-        return Whole(kernel, grid, args, options, spots) if ready is None else bare(ready, grid, args, spots)
+        if ready is None:
+            return Whole(kernel, grid, args, options, spots)
+        try:
+            return bare(ready, grid, args, spots)
+        except (AttributeError, KeyError, TypeError, ValueError):  # Triton's objects are not as they were in 3.6
+            raise Void from None
+
+
+def written_to(tensor: torch.Tensor, room: Room) -> bool:
+    """True for room that PyTorch has put numbers into, which a tape would not. In inference mode it does not tell."""
+    return not tensor.is_inference() and tensor._version != int(room.zeros)
 
 
 def seen(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
@@ -212,7 +227,7 @@ class Whole:
 
     stream = None
 
-    def __init__(self, kernel: Any, grid: Any, args: tuple[Any, ...], options: Any, spots: dict[int, Spot]) -> None:
+    def __init__(self, kernel: Any, grid: Any, args: list[Any], options: Any, spots: dict[int, Spot]) -> None:
         self.kernel, self.grid, self.options, self.spots = kernel, grid, options, spots
         self.args = [copied(arg, None) if place in spots else arg for place, arg in enumerate(args)]
 
@@ -270,10 +285,10 @@ class Maps(dict[int, Any]):
         return found
 
 
-def bare(ready: Ready, grid: tuple[int, ...], args: tuple[Any, ...], spots: dict[int, Spot]) -> Bare:
+def bare(ready: Ready, grid: tuple[int, ...], args: list[Any], spots: dict[int, Spot]) -> Bare:
     """A launch as Triton's own objects would make it in the end."""
     launcher = ready.run
-    if launcher.global_scratch_size or launcher.profile_scratch_size:
+    if torch.version.hip or launcher.global_scratch_size or launcher.profile_scratch_size:
         raise Void
     launch, described = launcher.launch, {}
     if not inspect.isbuiltin(launch):  # but a function around it, which expands descriptors

@@ -86,15 +86,15 @@ def forward(
     keys, upper = stop - start, upper - start
     if spans is not None and spans.hidden is not None:
         v = v[:, :, :keys].masked_fill(spans.hidden, 0.0)
+    if keys <= 0 or not q.shape[:3].numel():
+        lowest = torch.full((batch, heads, queries), -math.inf, device=q.device)
+        zero = torch.zeros_like(lowest)
+        output = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+        return Done(output, lowest, zero, zero if entropy else None, lowest if top else None)
     launch = launch or Launches()
     new = partial(launch.room, (batch, heads, queries), torch.float32, q.device)
     output = launch.room((batch, heads, queries, width), q.dtype, q.device)
     peak, total, weighted, level = new(), new(), new() if entropy else None, new() if top else None
-    if keys <= 0 or not peak.numel():
-        for numbers, value in ((output, 0.0), (peak, -math.inf), (total, 0.0), (weighted, 0.0), (level, -math.inf)):
-            if numbers is not None:
-                numbers.fill_(value)
-        return Done(output, peak, total, weighted, level)
     if spans is not None:
         cut = spans.cut
     elif cut is None:
