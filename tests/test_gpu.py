@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from unittest import mock
 
@@ -127,6 +128,7 @@ def longer(
 
 
 ONE_RUN = (
+    "causal",
     "alibi",
     "alibi, positions by row",
     "alibi, window and softcap",
@@ -151,6 +153,7 @@ def one_run(dtype: str, width: int, name: str, queries: int = 777, keys: int = 1
     heads, rng = 16, np.random.default_rng()
     ids = np.sort(rng.integers(0, 6, (2, keys)), axis=-1)
     options: dict[str, object] = {
+        "causal": {"mask": ch.causal()},
         "alibi": {"bias": ch.alibi(heads)},
         "alibi, positions by row": {"bias": ch.alibi(heads, offset=[223, 3]), "mask": ch.causal(offset=[223, 3])},
         "alibi, window and softcap": {"bias": ch.alibi(heads), "mask": ch.window(100), "softcap": 5.0},
@@ -302,6 +305,28 @@ def test_few_queries_over_many_keys() -> None:
         longer("float16", 64, "window", queries=queries, keys=3000)
 
 
+def test_heads_side_by_side() -> None:
+    """More causal heads than are worked on at a time, in several rounds, with a last group that is smaller."""
+    from clearhead.kernels.triton.hopper import cuts
+
+    for width, waves, heads in product((64, 128), (1, 4), (40, 44)):
+        q = torch.randn((2, heads, 1100, width), device="cuda", dtype=torch.bfloat16)
+        k, v = (torch.randn((2, heads // 4, 1100, width), device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        wanted = {"received": True, "map": (10, 12), "top": 2}
+        with mock.patch.object(cuts, "WAVES", waves):
+            seen = ch.observe(q, k, v, mask=ch.causal(), kernel="triton", scale=0.1 + waves / 100, **wanted)
+        exact = ch.observe(
+            *(x.float() for x in (q, k, v)), mask=ch.causal(), scale=0.1 + waves / 100, kernel="dense", **wanted
+        )
+        close = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-5, check_dtype=False)
+        close(seen.lse, exact.lse)
+        close(seen.entropy, exact.entropy, atol=1e-4)
+        close(seen.received, exact.received)
+        close(seen.map, exact.map)
+        close(seen.top.weights, exact.top.weights)
+        close(seen.output, exact.output, rtol=0.02, atol=0.01)
+
+
 def test_more_of_the_largest_weights() -> None:
     for count in (9, 16, 17):
         longer("bfloat16", 128, "causal", top=count)
@@ -394,6 +419,7 @@ def work(kernels: list[str]) -> dict[str, tuple[int, Callable[..., object], tupl
                 test_the_vendor_gives_gradients_for_every_width_that_it_takes,
                 test_gradients_of_sinks,
                 test_more_of_the_largest_weights,
+                test_heads_side_by_side,
                 test_a_graph_that_is_captured_and_replayed,
                 test_a_mask_prepared_on_one_stream_serves_another,
                 test_nothing_to_see,

@@ -35,8 +35,11 @@ from clearhead.kernels.triton.hopper.ring import (
     await_tile,
     copy_tile,
     end_turn,
+    job_of,
     new_ring,
     release_tile,
+    rounds_of,
+    share,
     take_turn,
     tile_of,
 )
@@ -59,13 +62,13 @@ def block_of(job, sizes, bounds, FORM: gl.constexpr, CUT: gl.constexpr):
     Tile t holds keys base + t · columns and on. Those below `end` hold what some query of the block sees, and of those
     in [low, high) every query sees all. A block that sees nothing still has one tile, all of it masked.
     """
-    queries, keys, heads, _, _ = sizes
+    queries, keys, heads, _, jobs, side = sizes
     upper, lower, _, table, several = bounds
     ROWS: gl.constexpr = CUT.value.rows * CUT.value.consumers
     N: gl.constexpr = CUT.value.columns
     blocks = (queries + ROWS - 1) // ROWS
     if FORM.value.spans:
-        batches = sizes[4] // (heads * blocks)
+        batches = jobs // (heads * blocks)
         each = gl.where(several != 0, heads, heads * batches)
         entry = table + 8 * (job // each)
         head = job % heads
@@ -76,10 +79,10 @@ def block_of(job, sizes, bounds, FORM: gl.constexpr, CUT: gl.constexpr):
         high = gl.load(entry + 4)
         end = gl.load(entry + 5)
     else:
-        # the last queries of a causal head see the most keys: they go first, and one head after another shares its keys
-        first = (blocks - 1 - job % blocks) * ROWS
-        head = job // blocks % heads
-        batch = job // blocks // heads
+        block, number = share(job, blocks, jobs // blocks, side)
+        first = (blocks - 1 - block) * ROWS  # the last queries of a causal head see the most keys: they go first
+        head = number % heads
+        batch = number // heads
         base = 0
         low = 0
         whole = keys  # all queries see the keys before it
@@ -103,10 +106,9 @@ def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
     ROWS: gl.constexpr = CUT.value.rows
     CONSUMERS: gl.constexpr = CUT.value.consumers
     done = 0
-    for job in range(gl.program_id(0), sizes[4], gl.num_programs(0)):
-        first, head, batch, tiles = block_of(job, sizes, bounds, FORM, CUT)
+    for round in range(rounds_of(sizes[4])):
+        first, head, batch, tiles = block_of(job_of(round), sizes, bounds, FORM, CUT)
         base, _, _, end = tiles
-        round = job // gl.num_programs(0)
         place = (batch, head // sizes[3])
         for step in range(done, done + end):
             key = base + (done + end - 1 - step) * CUT.value.columns
@@ -166,8 +168,8 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     """Attention of one consumer's queries of each block."""
     sizes = work[2]
     done = 0
-    for job in range(gl.program_id(0), sizes[4], gl.num_programs(0)):
-        done = attend_block(job, done, work, INDEX, FORM, CUT)
+    for round in range(rounds_of(sizes[4])):
+        done = attend_block(round, done, work, INDEX, FORM, CUT)
     tma.store_wait(0)
 
 
@@ -188,15 +190,15 @@ def seen_by(row, batch, base, sizes, bounds, FORM: gl.constexpr):
 
 
 @gluon.jit
-def attend_block(job, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
+def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     """Attention of one consumer's queries of a block, from the first product to what is stored."""
     o_rows, outputs, sizes, bounds, numbers, alibi, q_ring, o_block, rings, turns = work
     ROWS: gl.constexpr = CUT.value.rows
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, FORM.value.width, 16])
-    queries, _, heads, _, _ = sizes
+    queries, _, heads, _, _, _ = sizes
     k_ring, v_ring = rings
-    first, head, batch, tiles = block_of(job, sizes, bounds, FORM, CUT)
+    first, head, batch, tiles = block_of(job_of(round), sizes, bounds, FORM, CUT)
     base, low, high, end = tiles
     first += INDEX * ROWS
     row = first + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
@@ -221,7 +223,7 @@ def attend_block(job, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: 
 
     buffer = q_ring[0].index(INDEX)
     q = buffer.reshape([ROWS, FORM.value.width])
-    mbarrier.wait(q_ring[1].index(INDEX), (job // gl.num_programs(0)) & 1)
+    mbarrier.wait(q_ring[1].index(INDEX), round & 1)
     await_tile(k_ring, done, CUT)
     take_turn(turns, done, INDEX, CUT)
     scores = times_keys(q, tile_of(k_ring, done, CUT), CUT)
@@ -249,8 +251,8 @@ def attend_block(job, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: 
     release_tile(v_ring, done - 1, CUT)
 
     total = gl.convert_layout(rows[2], gl.SliceLayout(1, SUMS))[:, None]
-    share = 1.0 / gl.where(total == 0, 1.0, total)
-    output = gl.where(total == 0, 0.0, sums * share).to(q.dtype)
+    inverse = 1.0 / gl.where(total == 0, 1.0, total)
+    output = gl.where(total == 0, 0.0, sums * inverse).to(q.dtype)
     if CUT.value.apart:
         buffer = o_block.index(INDEX)
         tma.store_wait(0)  # of the block before
@@ -274,11 +276,11 @@ def attend_block(job, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: 
 
 
 @gluon.jit(
-    do_not_specialize=["queries", "keys", "heads", "group", "jobs", "upper", "lower", "several", "offset"],
+    do_not_specialize=["queries", "keys", "heads", "group", "jobs", "side", "upper", "lower", "several", "offset"],
     do_not_specialize_on_alignment=["peaks", "totals", "weighteds", "levels", "edges", "table", "slopes"],
 )
 def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, edges, table, slopes, offset,
-           queries, keys, heads, group, jobs, upper, lower, several, scale, softcap, factor,
+           queries, keys, heads, group, jobs, side, upper, lower, several, scale, softcap, factor,
            FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
     """Attention of blocks of queries, one head each."""
     ROWS: gl.constexpr = CUT.value.rows
@@ -298,7 +300,7 @@ def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, edg
         mbarrier.init(turns.index(index), count=1)
     fence_async_shared()
 
-    sizes = (queries, keys, heads, group, jobs)
+    sizes = (queries, keys, heads, group, jobs, side)
     bounds = (upper, lower, edges, table, several)
     q_ring = (q_block, q_full, q_empty)
     work = (o_rows, (peaks, totals, weighteds, levels), sizes, bounds, (scale, softcap, factor), (slopes, offset),

@@ -36,6 +36,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from clearhead.kernels.triton.hopper.ring import share
+
 LOG2E = gl.constexpr(math.log2(math.e))
 PRODUCER_REGISTERS = gl.constexpr(24)
 ROWS = gl.constexpr(64)  # keys of a consumer; and rows and columns of a piece of dq
@@ -287,21 +289,6 @@ def new_ring(q_rows, dout_rows, shifts, CUT: gl.constexpr):
     return queries, douts, numbers, full, empty
 
 
-@gluon.jit
-def share(blocks, key_heads, total, side):
-    """The block of keys, head and batch of a program: `side` heads at a time, of each the first blocks first.
-
-    The first keys of a causal head are seen by most. With few heads at a time what they read stays in the cache.
-    """
-    number = gl.program_id(0)
-    before = number // (blocks * side) * side
-    number -= before * blocks
-    side = gl.minimum(side, total - before)
-    block = number // side
-    head = before + number - block * side
-    return block, head % key_heads, head // key_heads
-
-
 @gluon.jit(do_not_specialize=["queries", "keys", "key_heads", "total", "side", "group", "upper", "lower", "tiles"])
 def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, queries, keys, key_heads, total, side,
             group, upper, lower, tiles, scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
@@ -309,7 +296,8 @@ def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, qu
     N: gl.constexpr = CUT.value.columns
     WIDTH: gl.constexpr = FORM.value.width
     blocks = (keys + ROWS * CONSUMERS - 1) // (ROWS * CONSUMERS)
-    block, key_head, batch = share(blocks, key_heads, total, side)
+    block, number = share(gl.program_id(0), blocks, total, side)  # the first keys of a causal head are seen by most
+    key_head, batch = number % key_heads, number // key_heads
     first = block * (ROWS * CONSUMERS)
     head = key_head * group
     heads = key_heads * group

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from clearhead.kernels.triton.call import processors
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -36,11 +38,21 @@ SHORT = CUTS | {
     128: Cut(apart=True, persistent=True),
 }
 FEW = 2048  # keys that a query sees, in the mean
+WAVES = 4  # blocks for each processor, of heads side by side
 
 
 def preferred(width: int, keys: int) -> Cut:
     """The cut for a head_dim and the number of keys that a query sees, measured on an H200."""
     return (SHORT if keys <= FEW else CUTS)[width]
+
+
+def side_by_side(blocks: int, heads: int, device: torch.device) -> int:
+    """How many heads are worked on at a time, of each the blocks with the most to do first.
+
+    With many, no long block starts late; with few, what they read stays in the cache, which holds that of some waves.
+    """
+    groups = max(1, heads // max(1, WAVES * processors(device) // blocks))
+    return -(-heads // groups)
 
 
 class Spans(NamedTuple):

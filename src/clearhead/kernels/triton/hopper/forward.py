@@ -14,7 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from clearhead.kernels.triton.call import processors
 from clearhead.kernels.triton.hopper.attend import attend
-from clearhead.kernels.triton.hopper.cuts import CUTS, Cut, Spans, preferred
+from clearhead.kernels.triton.hopper.cuts import CUTS, Cut, Spans, preferred, side_by_side
 from clearhead.kernels.triton.launches import Launches
 from clearhead.kernels.triton.launches import described as descriptor
 
@@ -103,7 +103,9 @@ def forward(
     form = Form(width, causal_offset is not None, window is not None or spans is not None, softcap is not None, entropy,
                 top, 16 if top <= 8 else 32, spans is not None, alibi is not None,
                 alibi is not None and isinstance(alibi.offset, torch.Tensor))  # fmt: skip
-    jobs = -(-queries // (cut.rows * cut.consumers)) * heads * batch
+    blocks = -(-queries // (cut.rows * cut.consumers))
+    jobs = blocks * heads * batch
+    side = 1 if causal_offset is None or window is not None else side_by_side(blocks, heads * batch, q.device)
     edges, table, several = (peak, peak, 0) if spans is None else (spans.edges, spans.table, len(spans.edges) > 1)
     slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
     launch(
@@ -114,7 +116,7 @@ def forward(
         described(output, queries, cut.rows),
         peak, total, total if weighted is None else weighted, peak if level is None else level,
         edges, table, slopes, offset, queries, keys, heads, heads // k.shape[1],
-        jobs, upper, upper - (window or 0), int(several),
+        jobs, side, upper, upper - (window or 0), int(several),
         scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
         form, cut, num_warps=cut.rows // 16,
     )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from clearhead.kernels.triton.hopper.cuts import side_by_side
 from clearhead.kernels.triton.hopper.forward import Done, described
 from clearhead.kernels.triton.hopper.top import HELD, choose, search
 from clearhead.kernels.triton.hopper.weights import by_key, lay_out
@@ -120,11 +121,13 @@ def look(
         scale if softcap is None else 1.0, factor, cut.columns, plain.even, num_warps=1,
     )  # fmt: skip
     rows = (described(q, queries, cut.columns), described(k, keys, cut.rows), numbers(shifts, cut.columns))
+    blocks = -(-keys // (cut.rows * cut.consumers))
+    side = 1 if causal_offset is None or window is not None else side_by_side(blocks, batch * heads, q.device)
     for form in (plain, careful):
         launch(
-            ("by key", name, form.careful), by_key, (-(-keys // (cut.rows * cut.consumers)), heads, batch),
+            ("by key", name, form.careful), by_key, (blocks * batch * heads,),
             *rows, sums if got is None else got, sums, tops, counts, found, large,
-            queries, keys, heads // k.shape[1], upper, lower, count, each, queries // count,
+            queries, keys, heads, batch * heads, side, heads // k.shape[1], upper, lower, count, each, queries // count,
             scale, softcap or 1.0, factor, form, cut, num_warps=cut.rows // 16,
         )  # fmt: skip
     flat = None

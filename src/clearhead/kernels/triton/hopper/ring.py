@@ -1,4 +1,4 @@
-"""Rings of tiles in shared memory, as Hopper's kernels pass them from a producer to its consumers; and turns."""
+"""Rings of tiles in shared memory, as Hopper's kernels pass them from a producer to its consumers; turns; shares."""
 
 from __future__ import annotations
 
@@ -63,3 +63,34 @@ def end_turn(turns, INDEX: gl.constexpr, CUT: gl.constexpr):
     """Let the next consumer hand in its products."""
     if CUT.value.turns:
         mbarrier.arrive(turns.index((INDEX + 1) % CUT.value.consumers), count=1)
+
+
+@gluon.jit
+def share(job, blocks, total, side):
+    """The block and the head of a job, heads of all batch rows counted: `side` heads at a time, first blocks first.
+
+    Where the first blocks have the most to do, none of them starts late but in the last heads. With few heads at a time
+    what they read stays in the cache.
+    """
+    before = job // (blocks * side) * side
+    job -= before * blocks
+    side = gl.minimum(side, total - before)
+    block = job // side
+    return block, before + job - block * side
+
+
+@gluon.jit
+def rounds_of(jobs):
+    """How many jobs this program has, which programs take by turns: the one with the last of a round takes the next."""
+    programs = gl.num_programs(0)
+    rounds = jobs // programs
+    rest = jobs - rounds * programs
+    return rounds + (job_of(rounds) - rounds * programs < rest).to(gl.int32)
+
+
+@gluon.jit
+def job_of(round):
+    """This program's job in a round. Jobs come longest first, so that turning around evens out what programs have."""
+    programs = gl.num_programs(0)
+    place = gl.program_id(0)
+    return round * programs + gl.where(round & 1 != 0, programs - 1 - place, place)

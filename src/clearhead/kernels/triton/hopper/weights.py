@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from clearhead.kernels.triton.hopper.ring import share
 from clearhead.kernels.triton.hopper.softmax import capped
 from clearhead.kernels.triton.hopper.top import denominator, offer
 
@@ -246,11 +247,12 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
 
 
 @gluon.jit(
-    do_not_specialize=["queries", "keys", "group", "upper", "lower", "count", "each", "size"],
+    do_not_specialize=["queries", "keys", "heads", "total", "side", "group", "upper", "lower", "count", "each", "size"],
     do_not_specialize_on_alignment=["received", "sums", "tops", "counts", "found", "large"],
 )
-def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, queries, keys, group,
-           upper, lower, count, each, size, scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, queries, keys, heads, total, side,
+           group, upper, lower, count, each, size, scale, softcap, factor,
+           FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
     """What a block of keys of one head received: of all queries, and of each of `count` bins of them.
 
     The careful form, which also multiplies by what the rounding of a shift takes away, runs where `large` says that
@@ -263,10 +265,11 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, q
     CONSUMERS: gl.constexpr = CUT.value.consumers
     PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
     N: gl.constexpr = CUT.value.columns
-    first = gl.program_id(0) * (ROWS * CONSUMERS)  # the first keys of a causal head are seen by most: they go first
-    head = gl.program_id(1)
-    batch = gl.program_id(2)
-    number = batch * gl.num_programs(1) + head
+    blocks = (keys + ROWS * CONSUMERS - 1) // (ROWS * CONSUMERS)
+    block, number = share(gl.program_id(0), blocks, total, side)
+    first = block * (ROWS * CONSUMERS)  # the first keys of a causal head are seen by most: they go first
+    head = number % heads
+    batch = number // heads
     bins = (queries, count, each, size, FORM.value.even)
     tiles = tiles_seen(first, ROWS * CONSUMERS, bins, upper, lower, FORM, N)
 
