@@ -313,7 +313,7 @@ def test_heads_side_by_side() -> None:
         q = torch.randn((2, heads, 1100, width), device="cuda", dtype=torch.bfloat16)
         k, v = (torch.randn((2, heads // 4, 1100, width), device="cuda", dtype=torch.bfloat16) for _ in range(2))
         wanted = {"received": True, "map": (10, 12), "top": 2}
-        with mock.patch.object(cuts, "WAVES", waves):
+        with mock.patch.multiple(cuts, WAVES=waves, ROUNDS=4 * waves):
             seen = ch.observe(q, k, v, mask=ch.causal(), kernel="triton", scale=0.1 + waves / 100, **wanted)
         exact = ch.observe(
             *(x.float() for x in (q, k, v)), mask=ch.causal(), scale=0.1 + waves / 100, kernel="dense", **wanted

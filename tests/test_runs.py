@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import elsewhere
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -112,3 +113,59 @@ def test_blocks_and_tiles_cover_what_is_seen(name: str) -> None:
             assert not block[:, base + 4 * end :].any()
             assert block[:, base + 4 * low : base + 4 * high].all()
         assert 0 <= low <= high < end
+
+
+# what kernels compute with, for functions of theirs that are called as Python; in a process of its own, for in this one
+# Triton interprets
+SHARES = """
+from types import SimpleNamespace
+from clearhead.kernels.triton.hopper import ring
+
+
+class Number(int):
+    def __radd__(self, other):
+        return Number(int(self) + int(other))
+
+    def __sub__(self, other):
+        return Number(int(self) - int(other))
+
+    def __lt__(self, other):
+        return Number(int(self) < int(other))
+
+    def to(self, kind):
+        return int(self)
+
+
+def where(test, one, other):
+    return Number(one if test else other)
+
+
+job_of = ring.job_of.fn
+ring.job_of = job_of
+for jobs, programs in ((1, 1), (7, 7), (5, 3), (6, 3), (8, 3), (9, 3), (10, 3), (512, 132)):
+    done = []
+    for place in range(programs):
+        ring.gl = SimpleNamespace(
+            program_id=lambda axis: place, num_programs=lambda axis: programs, where=where, int32=None, minimum=min
+        )
+        done.append([int(job_of(number)) for number in range(ring.rounds_of.fn(jobs))])
+    assert sorted(sum(done, [])) == list(range(jobs)), (jobs, programs)
+# the last of 16 causal heads' blocks, longest first: all programs have the same to do
+costs = [sum(32 - job // 16 for job in some) for some in done]
+assert max(costs) <= 1.02 * sum(costs) / programs, (max(costs), sum(costs) / programs)
+
+for blocks, heads, side in ((1, 1, 1), (4, 6, 1), (4, 6, 6), (4, 6, 2), (3, 7, 3), (5, 7, 4)):
+    found = [ring.share.fn(job, blocks, heads, side) for job in range(blocks * heads)]
+    assert sorted(found) == [(block, head) for block in range(blocks) for head in range(heads)]
+    groups = [head // side for _, head in found]
+    assert groups == sorted(groups), "some heads at a time"
+    first = [block for block, head in found if head < side]
+    assert first == sorted(first), "first blocks first"
+"""
+
+
+def test_every_block_of_every_head_is_somebodys_job() -> None:
+    ran = elsewhere.python("-c", SHARES)
+    if "ImportError" in ran.stderr or "ModuleNotFoundError" in ran.stderr:
+        pytest.skip(f"this Triton has no Gluon for Hopper: {ran.stderr.splitlines()[-1]}")
+    assert ran.returncode == 0, ran.stderr

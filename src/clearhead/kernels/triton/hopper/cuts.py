@@ -39,6 +39,7 @@ SHORT = CUTS | {
 }
 FEW = 2048  # keys that a query sees, in the mean
 WAVES = 4  # blocks for each processor, of heads side by side
+ROUNDS = 6  # blocks for each program, up to which it matters who has which
 
 
 def preferred(width: int, keys: int) -> Cut:
@@ -46,12 +47,17 @@ def preferred(width: int, keys: int) -> Cut:
     return (SHORT if keys <= FEW else CUTS)[width]
 
 
-def side_by_side(blocks: int, heads: int, device: torch.device) -> int:
-    """How many heads are worked on at a time, of each the blocks with the most to do first.
+def side_by_side(blocks: int, heads: int, device: torch.device, *, persistent: bool = False) -> int:
+    """How many causal heads are worked on at a time, of each the blocks with the most to do first.
 
     With many, no long block starts late; with few, what they read stays in the cache, which holds that of some waves.
+    Programs that take several blocks have even shares where all heads are sorted so, and about even ones of many
+    heads one after the other.
     """
-    groups = max(1, heads // max(1, WAVES * processors(device) // blocks))
+    at_once = processors(device)
+    if persistent:
+        return heads if blocks * heads <= ROUNDS * at_once else 1
+    groups = max(1, heads // max(1, WAVES * at_once // blocks))
     return -(-heads // groups)
 
 

@@ -105,7 +105,9 @@ def forward(
                 alibi is not None and isinstance(alibi.offset, torch.Tensor))  # fmt: skip
     blocks = -(-queries // (cut.rows * cut.consumers))
     jobs = blocks * heads * batch
-    side = 1 if causal_offset is None or window is not None else side_by_side(blocks, heads * batch, q.device)
+    side = 1
+    if causal_offset is not None and window is None:
+        side = side_by_side(blocks, heads * batch, q.device, persistent=cut.persistent)
     edges, table, several = (peak, peak, 0) if spans is None else (spans.edges, spans.table, len(spans.edges) > 1)
     slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
     launch(

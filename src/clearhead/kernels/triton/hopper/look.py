@@ -122,7 +122,9 @@ def look(
     )  # fmt: skip
     rows = (described(q, queries, cut.columns), described(k, keys, cut.rows), numbers(shifts, cut.columns))
     blocks = -(-keys // (cut.rows * cut.consumers))
-    side = 1 if causal_offset is None or window is not None else side_by_side(blocks, batch * heads, q.device)
+    side = 1
+    if causal_offset is not None and window is None:
+        side = side_by_side(blocks, batch * heads, q.device)
     for form in (plain, careful):
         launch(
             ("by key", name, form.careful), by_key, (blocks * batch * heads,),
