@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 
 
@@ -22,6 +23,8 @@ if "CLEARHEAD_TEST_NATIVE" in os.environ:
     assert "clearhead" not in sys.modules
     sys.meta_path.insert(0, OtherBuild())
 
+import numpy as np  # noqa: E402  # as below
+import pytest  # noqa: E402  # as below
 from hypothesis import settings  # noqa: E402  # after the other build is in place, as all that follows
 
 # The same examples on every run, so that a change is judged by what it changed; HYPOTHESIS_PROFILE=search draws others
@@ -34,3 +37,15 @@ import interpreted  # noqa: E402  # as above
 interpreted.import_kernels()
 
 import libraries  # noqa: E402, F401  # sets XLA's flags before anything imports JAX
+
+
+@pytest.fixture
+def interpreting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The GPU kernels in Triton's interpreter, and nothing known of earlier calls."""
+    from clearhead.kernels.triton import call
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(call, "_calls", call.Remembered())
+    monkeypatch.setattr(call, "_families", call.Latest())
+    with np.errstate(all="ignore"):  # NaN and infinities are put in on purpose
+        yield

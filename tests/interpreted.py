@@ -8,8 +8,18 @@ import os
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
 INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+# of tests that interpret the GPU kernels; `interpreting` is in conftest.py
+MARKS = [
+    pytest.mark.skipif(not INSTALLED, reason="Triton is not installed"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and kernels are not interpreted"),
+    pytest.mark.usefixtures("interpreting"),
+]
 
 
 def mend() -> None:
@@ -33,8 +43,6 @@ def import_kernels() -> None:
 
     Triton decides that when a kernel is defined, and whoever imports one first decides for all tests.
     """
-    import torch
-
     if not INSTALLED or torch.cuda.is_available():
         return
     os.environ["TRITON_INTERPRET"] = "1"

@@ -9,14 +9,14 @@ import hf_models as hf
 import pytest
 import torch
 from budget import within
+from on_gpu import MARKS, THERE
 from torch import Tensor, nn
 
 import clearhead as ch
 from clearhead.integrations import huggingface
 from clearhead.nn import GPT, GPTConfig, MultiHeadAttention
 
-THERE = torch.cuda.is_available()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not THERE, reason="PyTorch has no CUDA device here")]
+pytestmark = MARKS
 DEVICE = "cuda" if THERE else "cpu"
 
 huggingface.register()

@@ -118,7 +118,13 @@ def test_blocks_and_tiles_cover_what_is_seen(name: str) -> None:
 # what kernels compute with, for functions of theirs that are called as Python; in a process of its own, for in this one
 # Triton interprets
 SHARES = """
+import sys
 from types import SimpleNamespace
+
+try:
+    from triton.experimental.gluon.language.nvidia import hopper
+except ImportError:
+    sys.exit(77)
 from clearhead.kernels.triton.hopper import ring
 
 
@@ -166,6 +172,6 @@ for blocks, heads, side in ((1, 1, 1), (4, 6, 1), (4, 6, 6), (4, 6, 2), (3, 7, 3
 
 def test_every_block_of_every_head_is_somebodys_job() -> None:
     ran = elsewhere.python("-c", SHARES)
-    if "ImportError" in ran.stderr or "ModuleNotFoundError" in ran.stderr:
-        pytest.skip(f"this Triton has no Gluon for Hopper: {ran.stderr.splitlines()[-1]}")
+    if ran.returncode == 77:
+        pytest.skip("this Triton has no Gluon for Hopper")
     assert ran.returncode == 0, ran.stderr

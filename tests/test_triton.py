@@ -10,16 +10,13 @@ import pytest
 import torch
 from cases import BY_NAME, Case
 from conformance import CHECKS, REFUSED
-from interpreted import INSTALLED
+from interpreted import MARKS
 from libraries import LIBRARIES
 
 import clearhead as ch
 from clearhead.kernels.triton import depth, triton
 
-pytestmark = [
-    pytest.mark.skipif(not INSTALLED, reason="Triton is not installed"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: test_gpu.py runs the same kernels on it"),
-]
+pytestmark = MARKS
 TORCH = next(library for library in LIBRARIES if library.name == "torch")
 
 # every kind of mask, bias and option, all dtypes, and the numbers that hurt
@@ -71,13 +68,6 @@ SMALL = {
     "keys": (16, 16),
     "queries": (16, 16),
 }
-
-
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with np.errstate(all="ignore"):  # NaN and infinities are put in on purpose
-        yield
 
 
 @pytest.fixture

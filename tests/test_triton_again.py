@@ -9,26 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interpreted import INSTALLED
+from interpreted import MARKS
 
 import clearhead as ch
 
-pytestmark = [
-    pytest.mark.skipif(not INSTALLED, reason="Triton is not installed"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and kernels are not interpreted"),
-]
+pytestmark = MARKS
 KEYS = 600  # so many ids are compared with a copy; fewer would be a part of the key
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> object:
-    from clearhead.kernels.triton import call
-
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(call, "_calls", call.Remembered())
-    monkeypatch.setattr(call, "_families", call.Latest())
-    with np.errstate(all="ignore"):
-        yield
 
 
 def arrays(keys: int = KEYS) -> list[torch.Tensor]:

@@ -9,15 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from interpreted import INSTALLED
+from interpreted import MARKS
 
 import clearhead as ch
 from clearhead.problem import pose
 
-pytestmark = [
-    pytest.mark.skipif(not INSTALLED, reason="Triton is not installed"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and kernels are not interpreted"),
-]
+pytestmark = MARKS
 MASKS = {
     "no mask": None,
     "causal": ch.causal(),
@@ -29,17 +26,6 @@ STRIDES = [
     (32, 1, 32, 0, 32), (40, 1, 40, 0, 32), (32, 1, 33, 0, 32), (32, 1, 32, 1, 32), (0, 1, 64, 0, 32),
     (64, 1, 0, 0, 32), (32, 1, 32, 0, 64), (32, 1, 32, 0, 24), (49, 1, 64, 0, 32), (32, 17, 32, 0, 32),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> object:
-    from clearhead.kernels.triton import call
-
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(call, "_calls", call.Remembered())
-    monkeypatch.setattr(call, "_families", call.Latest())
-    with np.errstate(all="ignore"):
-        yield
 
 
 @pytest.fixture

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from interpreted import INSTALLED
+from interpreted import MARKS
 
 import clearhead as ch
 
-pytestmark = [
-    pytest.mark.skipif(not INSTALLED, reason="Triton is not installed"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and kernels are not interpreted"),
-]
+pytestmark = MARKS
 
 SHAPE = (1, 2, 18, 16)
 DOCUMENTS = ch.documents(np.arange(18) // 7)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    forget()
-    with np.errstate(all="ignore"):
-        yield
-    forget()
 
 
 def forget() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import Array, frozen, is_torch, stands_in
+from clearhead.arrays import Array, is_torch, made, stands_in
 from clearhead.errors import KernelRefused
 from clearhead.kernels.contract import Kernel
 from clearhead.observe import Observed
@@ -20,10 +20,9 @@ def wanted(problem: Problem) -> bool:
     """True where PyTorch will ask for gradients of this call."""
     if problem.library.name != "torch" or not sys.modules["torch"].is_grad_enabled():
         return False
-    plain = problem.bias is None and problem.sinks is None
-    if plain:  # a third of the time of what follows
-        return bool(problem.q.requires_grad or problem.k.requires_grad or problem.v.requires_grad)
-    return bool(problem.differentiable)
+    if problem.q.requires_grad or problem.k.requires_grad or problem.v.requires_grad:
+        return True
+    return (problem.bias is not None or problem.sinks is not None) and bool(problem.differentiable)
 
 
 def run(kernel: Kernel, problem: Problem) -> Observed:
@@ -32,7 +31,7 @@ def run(kernel: Kernel, problem: Problem) -> Observed:
     kept: list[Observed] = []
     held = [*tensors_in(problem.mask), *tensors_in(problem.bias)]
     output = function.apply(kernel, problem, kept, held, problem.q, problem.k, problem.v, problem.sinks)
-    return frozen(Observed, **{**vars(kept[0]), "output": output})
+    return made(Observed, **{**vars(kept[0]), "output": output})
 
 
 def tensors_in(value: Any) -> list[Array]:

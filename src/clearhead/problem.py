@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from clearhead.arrays import Array, Library, dtype_name, frozen, is_torch, require_array, require_floating
+from clearhead.arrays import Array, Library, dtype_name, is_torch, made, require_array, require_floating
 from clearhead.dropout import Dropout, as_dropout
 from clearhead.errors import ArgumentError
 from clearhead.grid import Grid, broadcast
@@ -106,7 +106,7 @@ def pose(
         q, k, v = q[None, ...], k[None, ...], v[None, ...]
     elif sizes.uneven:
         q, k, v = _even(q, k, v)
-    problem = frozen(
+    problem = made(
         Problem,
         q=q,
         k=k,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
-from clearhead.arrays import Array, dtype_name, frozen, summed_like, to_numpy
+from clearhead.arrays import Array, dtype_name, made, summed_like, to_numpy
 from clearhead.errors import KernelRefused
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
@@ -97,7 +97,7 @@ class Vendor:
         # what is made while a graph is captured lives no longer than the graph
         capturing = sys.modules["torch"].cuda.is_current_stream_capturing()
         total = sys.modules["torch"].ones_like(lse) if capturing else one(lse.device).expand(lse.shape)
-        observed = frozen(Observed, output=output, lse=lse, max_score=None, entropy=None, kernel=self.name)
+        observed = made(Observed, output=output, lse=lse, max_score=None, entropy=None, kernel=self.name)
         return Ran(observed, lse, total)
 
     def gradients(self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
@@ -107,7 +107,7 @@ class Vendor:
         dout, output = (aligned(one_batch_axis(problem, a).contiguous()) for a in (dout, output))
         lse = one_batch_axis(problem, peak[..., None])[..., 0].contiguous()
         given = (dout, q, k, v, output, lse)
-        found = BACKWARD[self.pick("backward", way.able, problem, *given)](*given, way.causal, problem.scale)
+        found = BACKWARD[self.pick("backward", problem, *given)](*given, way.causal, problem.scale)
         dq, dk, dv = (
             summed_like(gradient.reshape(*problem.grid.batch, *like.shape[-3:]), like)
             for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
@@ -140,14 +140,15 @@ class Vendor:
 
     def choose(self, problem: Problem, way: Way, *given: Array) -> str:
         """The back end for a problem, remembered for those of its kind unless it had to be taken unmeasured."""
-        name = self.pick("forward", way.able, problem, *given)
+        name = self.pick("forward", problem, *given)
         if not sys.modules["torch"].cuda.is_current_stream_capturing():
             self.chosen[way.kind] = name
         return name
 
-    def pick(self, passes: Passes, names: tuple[str, ...], problem: Problem, *given: Array) -> str:
-        """Of some back ends the fastest for sizes like these, measured at the first call that has them."""
+    def pick(self, passes: Passes, problem: Problem, *given: Array) -> str:
+        """Of the back ends that are able the fastest for sizes like these, measured at the first call that has them."""
         way = self.way(problem)
+        names = way.able
         if not names:
             raise KernelRefused(self.name, "no back end takes these sizes")
         q, v = problem.q, problem.v
@@ -161,7 +162,7 @@ class Vendor:
             calls = {name: partial(table[name], *given, way.causal, problem.scale) for name in names}
             efficient = calls.pop("efficient", None) if passes == "backward" else None
             times = {name: seconds(call, q.device) for name, call in calls.items()}
-            if efficient and all(map(math.isinf, times.values())):  # it is no faster than others
+            if efficient and all(map(math.isinf, times.values())):  # it would need a copy of the output
                 times["efficient"] = seconds(efficient, q.device)
             best = min(times, key=lambda name: times[name])
             if math.isinf(times[best]):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from clearhead.arrays import Array, frozen, summed_like
+from clearhead.arrays import Array, made, summed_like
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.triton import tuning
@@ -17,6 +17,7 @@ from clearhead.kernels.triton.call import Call, processors
 from clearhead.kernels.triton.decode import merge_parts, split_keys
 from clearhead.kernels.triton.forward import forward as forward_kernel
 from clearhead.kernels.triton.hopper import door as hopper
+from clearhead.kernels.triton.launches import alike
 from clearhead.kernels.triton.look import look_again
 from clearhead.kernels.triton.tuning import Blocks, cdiv, power_of_2
 from clearhead.observe import Observed
@@ -43,9 +44,7 @@ def run(problem: Problem) -> Ran:
             inputs = (call.q, call.k, call.v, call.sinks)
             found = call.taped(("run", want, tuning.GLUON), inputs, partial(forward_and_look, call))
     output, lse, peak, total, largest, entropy, more = found
-    observed = frozen(
-        Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel="triton", **more
-    )  # fmt: skip
+    observed = made(Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel="triton", **more)
     return Ran(observed, peak, total)
 
 
@@ -133,8 +132,7 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
     """
     call = Call.of(problem)
     given = (dout, output, peak, total)
-    alike = [(tensor.stride(), tensor.data_ptr() % 16) for tensor in given]
-    name = ("gradients", *alike, tuning.GLUON, torch.are_deterministic_algorithms_enabled())
+    name = ("gradients", alike(*given), tuning.GLUON, torch.are_deterministic_algorithms_enabled())
     with call.current():
         dq, dk, dv, dsinks = call.taped(
             name, (call.q, call.k, call.v, call.sinks, *given), partial(all_gradients, call, *given)
@@ -160,8 +158,7 @@ def two_passes(call: Call, dout: torch.Tensor, output: torch.Tensor, peak: Array
     """dq, dk, dv and dsinks, each number summed by one program in a fixed order."""
     problem, grid, form = call.problem, call.grid, call.form
     shift, inverse, taken = (call.empty(grid.queries) for _ in range(3))
-    # kernels are compiled for these too, and calls of one kind may differ in them
-    likeness = (dout.stride(), *(a.data_ptr() % 16 for a in (dout, output, peak, total)))
+    likeness = alike(dout, output, peak, total)
     dq, dk, dv = (call.launch.room(a.shape, a.dtype, a.device) for a in (call.q, call.k, call.v))
     if call.rows and grid.queries:
         call.launch(

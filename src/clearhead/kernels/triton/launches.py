@@ -10,6 +10,7 @@ from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from clearhead.arrays import made
 from clearhead.kernels.triton.room import room
 
 # how a compiled kernel is launched is no promise of Triton's: other versions are asked the ordinary way, every time
@@ -101,7 +102,7 @@ class Launches:
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A tensor of zeros."""
-        return room(shape, dtype, device).zero_()
+        return self.room(shape, dtype, device).zero_()
 
 
 _variants: dict[tuple[int, int], Variants | None] = {}
@@ -136,6 +137,9 @@ def described(kind: type, base: Any, **fields: Any) -> Any:
 
     The caller has made them: an address and strides of whole 16 bytes, a last stride of 1, no axis of size 0.
     """
-    descriptor: Any = object.__new__(kind)
-    descriptor.__dict__.update(base=base, padding="zero", **fields)
-    return descriptor
+    return made(kind, base=base, padding="zero", **fields)
+
+
+def alike(*tensors: torch.Tensor) -> tuple[Any, ...]:
+    """What kernels are compiled for of tensors, where calls of one kind may differ in it."""
+    return tuple([(tensor.stride(), tensor.data_ptr() % 16) for tensor in tensors])

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from triton.runtime import driver
 
+from clearhead.arrays import made
 from clearhead.kernels.triton.launches import Launches, Ready
 from clearhead.kernels.triton.room import QUICK, room, strides_of
 
@@ -67,17 +68,17 @@ class Recorder(Launches):
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """An empty tensor."""
-        made = super().room(shape, dtype, device)
-        self.tensors.append(made)
+        empty = super().room(shape, dtype, device)
+        self.tensors.append(empty)
         shape = tuple(shape)
         self.rooms.append(Room(shape, strides_of(shape), dtype, device, QUICK.get(device.type), zeros=False))
-        return made
+        return empty
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A tensor of zeros."""
-        made = self.room(shape, dtype, device).zero_()
+        zeros = super().zeros(shape, dtype, device)
         self.rooms[-1] = self.rooms[-1]._replace(zeros=True)
-        return made
+        return zeros
 
     def tape(self, found: Any, lasting: Iterable[torch.Tensor]) -> Tape | None:
         """What was recorded, for a call that gave `found`; None where a call has done more than can be played.
@@ -213,8 +214,8 @@ class Tape:
         """The same call with other inputs."""
         tensors = list(inputs)
         for shape, strides, dtype, device, make, zeros in self.rooms:
-            made = room(shape, dtype, device) if make is None else make(shape, strides, dtype)
-            tensors.append(made.zero_() if zeros else made)
+            empty = room(shape, dtype, device) if make is None else make(shape, strides, dtype)
+            tensors.append(empty.zero_() if zeros else empty)
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         stream = self.stream() if self.stream else None
         for step in self.steps:
@@ -243,9 +244,7 @@ def copied(arg: Any, tensor: torch.Tensor | None) -> Any:
     """An argument, a tensor or a descriptor of one, for another tensor."""
     if arg is None or isinstance(arg, torch.Tensor):
         return tensor
-    descriptor: Any = object.__new__(type(arg))
-    descriptor.__dict__.update(vars(arg), base=tensor)
-    return descriptor
+    return made(type(arg), **{**vars(arg), "base": tensor})
 
 
 class Bare:

@@ -47,7 +47,9 @@ def preferred(width: int, keys: int) -> Cut:
     return (SHORT if keys <= FEW else CUTS)[width]
 
 
-def side_by_side(blocks: int, heads: int, device: torch.device, *, persistent: bool = False) -> int:
+def side_by_side(
+    blocks: int, heads: int, device: torch.device, *, persistent: bool = False, waves: int | None = None
+) -> int:
     """How many causal heads are worked on at a time, of each the blocks with the most to do first.
 
     With many, no long block starts late; with few, what they read stays in the cache, which holds that of some waves.
@@ -57,7 +59,7 @@ def side_by_side(blocks: int, heads: int, device: torch.device, *, persistent: b
     at_once = processors(device)
     if persistent:
         return heads if blocks * heads <= ROUNDS * at_once else 1
-    groups = max(1, heads // max(1, WAVES * at_once // blocks))
+    groups = max(1, heads // max(1, (waves or WAVES) * at_once // blocks))
     return -(-heads // groups)
 
 

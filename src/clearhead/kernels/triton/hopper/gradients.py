@@ -11,10 +11,10 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from clearhead.kernels.triton.call import processors
 from clearhead.kernels.triton.hopper.backward import by_keys, finish, lay_out
+from clearhead.kernels.triton.hopper.cuts import side_by_side
 from clearhead.kernels.triton.hopper.forward import described, unfit
-from clearhead.kernels.triton.launches import Launches
+from clearhead.kernels.triton.launches import Launches, alike
 from clearhead.kernels.triton.launches import described as descriptor
 
 KEYS = 128  # of a program
@@ -29,7 +29,7 @@ class Cut:
     columns: int = 64
     stages: int = 2  # tiles of queries, and of the gradients of their outputs, that shared memory holds
     registers: int = 240  # of each thread of a consumer
-    side: int = 2  # blocks for each processor, of heads side by side, where some have more to do than others
+    waves: int = 2  # blocks for each processor, of heads side by side, where some have more to do than others
 
 
 # by head_dim, what 64k registers and 227 KB of shared memory hold; columns times head_dim is twice a piece
@@ -95,13 +95,11 @@ def gradients(
     move = first - start
     blocks = -(-keys // KEYS)
     side = 1
-    if upper is not None or lower is not None:  # so many that the longest blocks of the last heads do not end alone
-        side = max(1, cut.side * processors(q.device) // blocks)
+    if upper is not None or lower is not None:
+        side = side_by_side(blocks, batch * k.shape[1], q.device, waves=cut.waves)
     form = Form(width, upper is not None, lower is not None, softcap is not None, heads != k.shape[1])
-    # kernels are compiled for these too, and calls of one kind may differ in them
-    likeness = (dout.stride(), *(a.data_ptr() % 16 for a in (dout, output, peak, total)))
     launch(
-        ("lay_out", likeness), lay_out, (padded // PIECE, heads, batch),
+        ("lay_out", alike(dout, output, peak, total)), lay_out, (padded // PIECE, heads, batch),
         dout, output, peak, total, shifts, first, queries, length, padded, *dout.stride()[:3], width, cut.columns,
         num_warps=4,
     )  # fmt: skip

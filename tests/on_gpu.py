@@ -1,0 +1,85 @@
+"""What the tests on a GPU share: when they run, memory that is poisoned, a problem of some length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+
+THERE = torch.cuda.is_available()
+MARKS = [pytest.mark.gpu, pytest.mark.skipif(not THERE, reason="PyTorch has no CUDA device here")]
+
+TIMES = 3  # a call is made: the first is prepared, the second recorded, the third played
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> None:
+    if THERE:
+        poison()
+
+
+def poison(count: int = 64) -> None:
+    """Freed memory full of NaN, which results that are not written to would be made of."""
+    for size in (2**10, 2**14, 2**18, 2**20):
+        held = [torch.full((size,), float("nan"), device="cuda") for _ in range(count if size < 2**20 else 4)]
+        del held
+
+
+def options_of(name: str, heads: int, keys: int) -> dict[str, object]:
+    return {
+        "none": {},
+        "causal": {"mask": ch.causal()},
+        "window": {"mask": ch.window(100)},
+        "documents": {"mask": ch.documents(np.arange(keys) // 300) & ch.causal()},
+        "alibi": {"bias": ch.alibi(heads), "mask": ch.causal()},
+        "softcap": {"softcap": 5.0},
+    }[name]
+
+
+def longer(
+    dtype: str, width: int, name: str, queries: int = 777, keys: int = 1000, kernel: str = "triton", top: int = 3
+) -> None:
+    """Fresh numbers against `dense` in float64, and against it in float32 for the size of the error."""
+    heads = 4
+    options = options_of(name, heads, keys)
+    for _ in range(TIMES):
+        q = torch.randn((2, heads, queries, width), device="cuda", dtype=getattr(torch, dtype))
+        k, v = (torch.randn((2, 2, keys, width), device="cuda", dtype=q.dtype) for _ in range(2))
+        dout = torch.randn_like(q)
+        poison(8)
+        seen = ch.observe(q, k, v, **options, kernel=kernel, top=top, received=True, map=(8, 16))
+        rows = ch.observe(q, k, v, **options, kernel=kernel, queries=[0, -1]).queries.weights
+        mine = {"output": seen.output, "lse": seen.lse, "entropy": seen.entropy, "received": seen.received}
+        mine |= {"mean": seen.map.mean, "max": seen.map.max, "top": seen.top.weights, "rows": rows}
+        poison(8)
+        mine |= dict(zip(("dq", "dk", "dv"), ch.gradients(q, k, v, dout, **options, kernel=kernel), strict=True))
+    answers = []
+    for precise in (torch.float64, torch.float32):
+        a = [x.to(precise) for x in (q, k, v)]
+        seen = ch.observe(*a, **options, kernel="dense", top=top, received=True, map=(8, 16), queries=[0, -1])
+        found = {"output": seen.output, "lse": seen.lse, "entropy": seen.entropy, "received": seen.received}
+        found |= {"mean": seen.map.mean, "max": seen.map.max, "top": seen.top.weights, "rows": seen.queries.weights}
+        found |= dict(
+            zip(("dq", "dk", "dv"), ch.gradients(*a, dout.to(precise), **options, kernel="dense"), strict=True)
+        )
+        answers.append(found)
+    for what, got in mine.items():
+        exact, plain = answers[0][what], answers[1][what].to(got.dtype)
+        eps = torch.finfo(got.dtype).eps
+        allowed = 2 * (plain.double() - exact).abs().max() + keys**0.5 * eps * exact.abs().max()
+        off = (got.double() - exact).abs().max()
+        assert off <= allowed, f"{what}: off by {float(off):.3g}, allowed {float(allowed):.3g}"
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)

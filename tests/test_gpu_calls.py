@@ -1,0 +1,188 @@
+"""Calls on a GPU: the same bits, graphs, streams, gradients of every back end, heads side by side, nothing to see."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from budget import check, expected
+from cases import BY_NAME
+from libraries import CUDA
+from on_gpu import MARKS, TIMES, deterministic, longer, poison, poisoned  # noqa: F401  # a fixture that runs by itself
+
+import clearhead as ch
+
+pytestmark = MARKS
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    q, k, v, dout = torch.randn((4, 2, 4, 2000, 64), device="cuda", dtype=torch.bfloat16).unbind(0)
+    runs = []
+    for _ in range(3):
+        seen = ch.observe(q, k, v, mask=ch.causal(), kernel="triton", top=4, received=True, map=(16, 16))
+        found = [seen.output, seen.lse, seen.entropy, seen.received, *seen.map, *seen.top]
+        with deterministic():
+            runs.append(found + list(ch.gradients(q, k, v, dout, mask=ch.causal(), kernel="triton")))
+    for run in runs[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
+
+
+def test_gradients_are_added_up_in_no_order_only_where_they_may_be() -> None:
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("only Hopper has a kernel that adds up gradients in no order")
+    from clearhead.kernels.triton.hopper import gradients as module
+
+    q, k, v, dout = torch.randn((4, 1, 2, 300, 128), device="cuda", dtype=torch.bfloat16).unbind(0)
+    with mock.patch.object(module, "gradients", wraps=module.gradients) as taken:
+        with deterministic():
+            ordered = ch.gradients(q, k, v, dout, kernel="triton")
+        assert not taken.called
+        free = ch.gradients(q, k, v, dout, kernel="triton")
+        assert taken.called
+    for one, other in zip(ordered, free, strict=True):
+        assert (one.float() - other.float()).norm() < 0.01 * one.float().norm()
+
+
+def test_every_back_end_of_the_vendor_gives_gradients() -> None:
+    """Each by itself, since which one runs is found out by measuring."""
+    from clearhead.kernels.vendor import BACKWARD, FORWARD, one_a_query
+
+    for length, causal in product((64, 130), (False, True)):
+        q, k, v, dout = torch.randn((4, 2, 4, length, 64), device="cuda", dtype=torch.bfloat16).unbind(0)
+        mask = ch.causal() if causal else None
+        exact = ch.gradients(*(x.double() for x in (q, k, v, dout)), mask=mask, kernel="dense")
+        for name in FORWARD:
+            output, lse = FORWARD[name](q, k, v, causal, 0.125)
+            lse = one_a_query(lse, q)
+            found = BACKWARD[name](dout, q, k, v, output.contiguous(), lse.contiguous(), causal, 0.125)
+            for what, got, best in zip(("dq", "dk", "dv"), found, exact, strict=True):
+                off = float((got.double() - best).norm() / best.norm())
+                assert off < 2**-6, f"{name} {what}: off by {off:.2g} of its size, a few times bfloat16's 2⁻⁸"
+
+
+def test_the_vendor_gives_gradients_for_every_width_that_it_takes() -> None:
+    for width in (8, 64, 128, 192, 256):
+        q, k, v, dout = torch.randn((4, 1, 4, 300, width), device="cuda", dtype=torch.bfloat16).unbind(0)
+        exact = ch.gradients(*(x.double() for x in (q, k, v, dout)), kernel="dense")
+        for mine, best in zip(ch.gradients(q, k, v, dout, kernel="vendor"), exact, strict=True):
+            assert float((mine.double() - best).norm() / best.norm()) < 2**-6, f"{width} features"
+
+
+def test_few_queries_over_many_keys() -> None:
+    for queries in (1, 3):
+        longer("bfloat16", 128, "causal", queries=queries, keys=5000)
+        longer("float16", 64, "window", queries=queries, keys=3000)
+
+
+def test_heads_side_by_side() -> None:
+    """More causal heads than are worked on at a time, in several rounds, with a last group that is smaller."""
+    from clearhead.kernels.triton.hopper import cuts
+
+    for width, waves, heads in product((64, 128), (1, 4), (40, 44)):
+        q = torch.randn((2, heads, 1100, width), device="cuda", dtype=torch.bfloat16)
+        k, v = (torch.randn((2, heads // 4, 1100, width), device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        wanted = {"received": True, "map": (10, 12), "top": 2}
+        with mock.patch.multiple(cuts, WAVES=waves, ROUNDS=4 * waves):
+            seen = ch.observe(q, k, v, mask=ch.causal(), kernel="triton", scale=0.1 + waves / 100, **wanted)
+        exact = ch.observe(
+            *(x.float() for x in (q, k, v)), mask=ch.causal(), scale=0.1 + waves / 100, kernel="dense", **wanted
+        )
+        close = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-5, check_dtype=False)
+        close(seen.lse, exact.lse)
+        close(seen.entropy, exact.entropy, atol=1e-4)
+        close(seen.received, exact.received)
+        close(seen.map, exact.map)
+        close(seen.top.weights, exact.top.weights)
+        close(seen.output, exact.output, rtol=0.02, atol=0.01)
+
+
+def test_more_of_the_largest_weights() -> None:
+    for count in (9, 16, 17):
+        longer("bfloat16", 128, "causal", top=count)
+
+
+def test_nothing_to_see() -> None:
+    for keys, mask in ((200, ch.lengths(0)), (200, ch.causal(offset=-500)), (0, None)):
+        q, k, v = (torch.randn((1, 2, n, 64), device="cuda", dtype=torch.bfloat16) for n in (200, keys, keys))
+        for _ in range(TIMES + 1):
+            poison(2)
+            seen = ch.observe(q, k, v, mask=mask, kernel="triton", received=True)
+            nothing = [ch.attention(q, k, v, mask=mask, kernel="triton"), seen.output, seen.entropy, seen.received]
+            nothing += ch.gradients(q, k, v, torch.randn_like(q), mask=mask, kernel="triton")
+            assert not any(tensor.any() for tensor in nothing)
+            assert (seen.lse == -torch.inf).all()
+
+
+def test_a_mask_prepared_on_one_stream_serves_another() -> None:
+    q, k, v = torch.randn((3, 1, 4, 3000, 64), device="cuda", dtype=torch.bfloat16).unbind(0)
+    here = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for _ in range(5):
+        mask = ch.documents(np.random.default_rng().integers(0, 9, 3000)) | ch.window(70)  # not one run of keys
+        with torch.cuda.stream(here):
+            torch.cuda._sleep(20_000_000)  # some 10 ms, which what is prepared waits for
+            first = ch.attention(q, k, v, mask=mask, kernel="triton")
+        second = ch.attention(q, k, v, mask=mask, kernel="triton")
+        torch.cuda.synchronize()
+        assert torch.equal(first, second)
+
+
+def test_a_graph_that_is_captured_and_replayed() -> None:
+    held = torch.randn((4, 2, 4, 700, 64), device="cuda", dtype=torch.bfloat16)
+    other = torch.randn_like(held)
+
+    def call() -> list[torch.Tensor]:
+        q, k, v, dout = held.unbind(0)
+        seen = ch.observe(q, k, v, mask=ch.causal(), kernel="triton", received=True, map=(8, 8), top=2)
+        few = ch.attention(q[:, :, :1], k, v, kernel="triton")
+        plain = ch.attention(q, k, v)  # by vendor
+        with deterministic():
+            found = ch.gradients(q, k, v, dout, mask=ch.causal(), kernel="triton")
+        return [seen.output, seen.lse, seen.entropy, seen.received, *seen.map, *seen.top, few, plain, *found]
+
+    for times in (0, TIMES):  # calls before: nothing is known yet, all is on tape
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(max(times, 1)):
+                call()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            found = call()
+        held.copy_(other)
+        poison(2)
+        graph.replay()
+        torch.cuda.synchronize()
+        for mine, right in zip(found, call(), strict=True):
+            assert torch.equal(mine, right)
+        other = torch.randn_like(held)
+
+
+def test_gradients_of_sinks() -> None:
+    case = BY_NAME["sinks"]
+    arrays, dout, options = case.build()
+    q, k, v = (CUDA.make(a).requires_grad_() for a in arrays)
+    sinks = CUDA.make(options["sinks"]).requires_grad_()
+    ch.attention(q, k, v, sinks=sinks, kernel="triton").backward(CUDA.make(dout))
+    check(q.grad.cpu(), expected("sinks")["dq"], 23, "dq")
+    assert torch.isfinite(sinks.grad).all()
+
+
+# for `test_gpu.py`, which runs them too where there is no pytest
+ALONE = (
+    test_the_same_call_gives_the_same_bits,
+    test_every_back_end_of_the_vendor_gives_gradients,
+    test_few_queries_over_many_keys,
+    test_the_vendor_gives_gradients_for_every_width_that_it_takes,
+    test_gradients_of_sinks,
+    test_more_of_the_largest_weights,
+    test_heads_side_by_side,
+    test_a_graph_that_is_captured_and_replayed,
+    test_a_mask_prepared_on_one_stream_serves_another,
+    test_nothing_to_see,
+    test_gradients_are_added_up_in_no_order_only_where_they_may_be,
+)
