@@ -6,7 +6,8 @@ distance to exact is at most twice plain's, plus √S · eps · max|exact|, the 
 
 For dq and dk, max|exact| is replaced by the size of the terms that are summed. A score's gradient is a difference,
 dweight − Σ weight · dweight, and both sides are rounded before they cancel: where they cancel to nothing (one key, one
-large weight) a bound relative to what is left would ask for digits that no order of summing has.
+large weight) a bound relative to what is left would ask for digits that no order of summing has. Terms are rounded in
+the precision of sums, which for half precisions is float32; only what is left is rounded to the result's own.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Expected(NamedTuple):
     plain: np.ndarray
     eps: float
     size: float | None = None
+    sum_eps: float | None = None  # the rounding of terms that large, where it is not that of the result
 
 
 def check(got: Any, expected: Expected, keys: int, what: str) -> None:
@@ -48,8 +50,10 @@ def check(got: Any, expected: Expected, keys: int, what: str) -> None:
     got, exact, plain = got[~infinite], exact[~infinite], plain[~infinite]
     if not exact.size:
         return
-    size = np.abs(exact).max() if expected.size is None else expected.size
-    allowed = 2 * np.abs(plain - exact).max() + np.sqrt(max(keys, 1)) * expected.eps * size
+    rounding = expected.eps * np.abs(exact).max()
+    if expected.size is not None:
+        rounding = max(rounding, (expected.sum_eps or expected.eps) * expected.size)
+    allowed = 2 * np.abs(plain - exact).max() + np.sqrt(max(keys, 1)) * rounding
     distance = np.abs(got - exact).max()
     assert distance <= allowed, f"{what}: off by {distance:.3g}, allowed {allowed:.3g}"
 
@@ -70,10 +74,11 @@ def expected(name: str) -> dict[str, Expected]:
     rounded = np.dtype(ml_dtypes.bfloat16) if case.dtype == "bfloat16" else np.dtype(case.dtype)
     found = {}
     for what, value in exact.items():
-        comes_back_rounded = what in ("output", "dq", "dk", "dv")
+        comes_back_rounded = what == "output" or what.startswith(("dq", "dk", "dv"))
         dtype = rounded if comes_back_rounded else np.dtype(own)
         size = float(exact[f"|{what}|"].max(initial=0.0)) if f"|{what}|" in exact else None
-        found[what] = Expected(value, plain[what].astype(dtype), float(ml_dtypes.finfo(dtype).eps), size)
+        eps, sum_eps = (float(ml_dtypes.finfo(kind).eps) for kind in (dtype, own))
+        found[what] = Expected(value, plain[what].astype(dtype), eps, size, sum_eps)
     return found
 
 
@@ -96,7 +101,10 @@ def answers(case: Case, dtype: type) -> dict[str, np.ndarray]:
     heads = [h // group for h in range(q.shape[-3])]
     lead = (*batch, grid.heads)
     answer = formula.attention(q, k[..., heads, :, :], v[..., heads, :, :], **call)
-    gradient = formula.gradients(q, k[..., heads, :, :], v[..., heads, :, :], dout, **call)
+    dlse = case.dlse().astype(dtype).reshape(*lead, grid.queries)
+    gradient, with_lse = (
+        formula.gradients(q, k[..., heads, :, :], v[..., heads, :, :], dout, dlse=d, **call) for d in (None, dlse)
+    )
     weights = np.broadcast_to(answer.weights, grid.shape)
     found = {
         "output": np.broadcast_to(answer.output, (*lead, grid.queries, v.shape[-1])),
@@ -110,20 +118,24 @@ def answers(case: Case, dtype: type) -> dict[str, np.ndarray]:
     # the size of the terms in dq and dk: the same sums with every term's absolute value
     asked_q, seen_k, seen_v = formula.blank(call.get("mask"), q, k[..., heads, :, :], v[..., heads, :, :])
     dweights = np.abs(dout) @ np.swapaxes(np.abs(seen_v), -1, -2) * call.get("rescale", 1.0)
-    terms = weights * (dweights + (weights * dweights).sum(-1, keepdims=True))
-    found["|dq|"] = abs(call["scale"]) * terms @ np.abs(seen_k)
-    found["|dk|"] = abs(call["scale"]) * np.swapaxes(terms, -1, -2) @ np.abs(asked_q)
-    (original_q, original_k, original_v), _, _ = case.build()
-    found["dq"] = sum_to(gradient.dq, q.shape).reshape(original_q.shape)
-    for what, value, like, shape in (
-        ("dk", gradient.dk, k, original_k.shape),
-        ("dv", gradient.dv, v, original_v.shape),
-    ):
-        by_key_head = np.zeros((*value.shape[:-3], *like.shape[-3:]), dtype)
-        for h, key_head in enumerate(heads):
-            by_key_head[..., key_head, :, :] += value[..., h, :, :]
-        found[what] = sum_to(by_key_head, like.shape).reshape(shape)
+    taken = (weights * dweights).sum(-1, keepdims=True)
+    shapes = [a.shape for a in case.build()[0]]
+    for name, part, more in (("", gradient, 0.0), (" of lse", with_lse, np.abs(dlse)[..., None])):
+        terms = weights * (dweights + taken + more)
+        found[f"|dq{name}|"] = abs(call["scale"]) * terms @ np.abs(seen_k)
+        found[f"|dk{name}|"] = abs(call["scale"]) * np.swapaxes(terms, -1, -2) @ np.abs(asked_q)
+        found[f"dq{name}"] = sum_to(part.dq, q.shape).reshape(shapes[0])
+        found[f"dk{name}"] = by_key_head(part.dk, k, heads).reshape(shapes[1])
+        found[f"dv{name}"] = by_key_head(part.dv, v, heads).reshape(shapes[2])
     return found
+
+
+def by_key_head(gradient: np.ndarray, like: np.ndarray, heads: list[int]) -> np.ndarray:
+    """The gradients of query heads, added up for the key head that each uses."""
+    total = np.zeros((*gradient.shape[:-3], *like.shape[-3:]), gradient.dtype)
+    for h, key_head in enumerate(heads):
+        total[..., key_head, :, :] += gradient[..., h, :, :]
+    return sum_to(total, like.shape)
 
 
 def in_full(options: dict[str, Any], grid: Grid, dtype: type) -> dict[str, Any]:

@@ -36,6 +36,13 @@ class Case:
     def __str__(self) -> str:
         return self.name
 
+    def dlse(self) -> np.ndarray:
+        """The gradient of the log-sum-exp, in the precision that sums are taken in."""
+        rng = np.random.default_rng(zlib.crc32(f"lse of {self.name}".encode()))
+        batch = np.broadcast_shapes(self.q[:-3], self.k[:-3], self.v[:-3])
+        numbers = rng.standard_normal((*batch, *self.q[-3:-1]))
+        return numbers.astype(np.float64 if self.dtype == "float64" else np.float32)
+
     def build(self) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, dict[str, Any]]:
         """(q, k, v), the gradient of the output, and the options: the same numbers every time, new for each case."""
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -82,6 +89,13 @@ def _huge(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
     q *= 10**4 / np.abs(q @ np.swapaxes(k, -1, -2)).max() * np.sqrt(D)
 
 
+def _saturated(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    """Every query has nearly all of its weight on the first key, and values are far from zero: gradients cancel."""
+    q += 2.0
+    k[..., 0, :] += 1.5
+    v += 8.0
+
+
 def _mask(mask: Any) -> Options:
     return lambda rng: {"mask": mask}
 
@@ -106,6 +120,10 @@ def _additive_mask(rng: np.random.Generator) -> dict[str, Any]:
     bias = np.where(rng.random((T, S)) < 0.5, -np.inf, 0.0).astype(np.float32)
     bias[4] = -np.inf
     return {"bias": bias}
+
+
+def _sinks(rng: np.random.Generator) -> dict[str, Any]:
+    return {"sinks": rng.standard_normal(H).astype(np.float32)}
 
 
 def _everything(rng: np.random.Generator) -> dict[str, Any]:
@@ -167,6 +185,10 @@ CASES: tuple[Case, ...] = (
     Case("bfloat16", dtype="bfloat16", options=_mask(ch.causal())),
     Case("float16, longer", q=(1, 131, 17), k=(1, 257, 17), v=(1, 257, 7), dtype="float16"),
     Case("float16, rows masked", dtype="float16", options=_rows_masked),
+    Case("float16, saturated", dtype="float16", prepare=_saturated),
+    Case("bfloat16, saturated", dtype="bfloat16", prepare=_saturated),
+    Case("bfloat16, saturated and causal", **GROUPED, dtype="bfloat16", prepare=_saturated, options=_mask(ch.causal())),
+    Case("float16, saturated, with sinks", dtype="float16", prepare=_saturated, options=_sinks),
     # of the widths that vendors' own kernels have, which take few other cases
     Case("bfloat16, 16 features", q=(B, H, T, 16), k=(B, H, S, 16), v=(B, H, S, 16), dtype="bfloat16"),
     Case(
@@ -242,7 +264,7 @@ CASES: tuple[Case, ...] = (
     Case("relative bias, offset by row", options=lambda rng: _table(rng, offset=[1, 4])),
     Case("softcap", options=lambda rng: {"softcap": 0.8}),
     Case("softcap and bias", options=lambda rng: {"softcap": 0.8, **_bias(H, T, S)(rng)}),
-    Case("sinks", options=lambda rng: {"sinks": rng.standard_normal(H).astype(np.float32)}),
+    Case("sinks", options=_sinks),
     Case("sinks, all masked", options=lambda rng: {"sinks": np.ones(H, np.float32), "mask": ch.lengths([0, 4])}),
     Case("sinks of −inf", options=lambda rng: {"sinks": np.full(H, -np.inf, np.float32), "mask": ch.lengths([0, 4])}),
     Case("dropout", options=lambda rng: {"dropout": (0.3, 5)}),

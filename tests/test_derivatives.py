@@ -63,6 +63,9 @@ OVERWRITTEN: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor]
     "lengths": (lambda: torch.tensor([3, 5]), lambda t: {"mask": ch.lengths(t)}),
     "bias": (lambda: normal(5, 7), lambda t: {"bias": t}),
     "offset of alibi": (lambda: torch.tensor([1, 2]), lambda t: {"bias": ch.alibi(4, offset=t)}),
+    "table of a relative bias": (lambda: normal(32, 4), lambda t: {"bias": ch.relative_bias(t)}),
+    "documents": (lambda: torch.tensor([0, 0, 1, 1, 1, 2, 2]), lambda t: {"mask": ch.documents(t)}),
+    "sinks": (lambda: normal(4), lambda t: {"sinks": t}),
 }
 
 

@@ -83,8 +83,11 @@ REFUSALS = {
     "queries: has position 5, expected -5 to 4": lambda: ch.observe(X, X, X, queries=[5]),
     "queries: is [0.5], expected the positions of queries as whole numbers": lambda: ch.observe(X, X, X, queries=[0.5]),
     "weights: is 1, expected True or False": lambda: ch.observe(X, X, X, weights=1),
+    "dlse: has shape (2, 3, 5, 4), expected (2, 3, 5) as the log-sum-exp": lambda: ch.gradients(X, X, X, X, dlse=X),
     "dout: has shape (2, 3, 5, 3), expected (2, 3, 5, 4) as the output": lambda: ch.gradients(X, X, X, X[..., :3]),
-    "dout: is numpy of dtype float64, expected numpy of float32 as q": lambda: ch.gradients(X, X, X, X.astype(float)),
+    "dout: is numpy of dtype float64, expected numpy of float32 as the output": lambda: ch.gradients(
+        X, X, X, X.astype(float)
+    ),
     "partials: is empty, expected at least one Partial": lambda: ch.merge(),
     "partials[0]: is a ndarray, expected a Partial": lambda: ch.merge(X),
     "partials[0].lse: has shape (2, 3), expected (2, 3, 5) as its output has rows": lambda: ch.merge(

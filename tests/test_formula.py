@@ -14,6 +14,7 @@ Q, K, V = RNG.standard_normal((19, 13)), RNG.standard_normal((23, 13)), RNG.stan
 MASK = RNG.random((19, 23)) < 0.6
 MASK[5] = False
 DOUT = RNG.standard_normal((19, 11))
+DLSE = RNG.standard_normal(19)
 
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["no mask", "mask"])
@@ -54,10 +55,11 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_gradients_equal_differences(options: dict) -> None:
-    found = formula.gradients(Q, K, V, DOUT, scale=0.4, **options)
+    found = formula.gradients(Q, K, V, DOUT, scale=0.4, **options, dlse=DLSE)
 
     def loss(q: np.ndarray, k: np.ndarray, v: np.ndarray, **changed: np.ndarray) -> float:
-        return float((formula.attention(q, k, v, scale=0.4, **{**options, **changed}).output * DOUT).sum())
+        answer = formula.attention(q, k, v, scale=0.4, **{**options, **changed})
+        return float((answer.output * DOUT).sum() + (np.where(answer.lse == -np.inf, 0, answer.lse) * DLSE).sum())
 
     step = 1e-6
     for place, gradient in enumerate((found.dq, found.dk, found.dv)):

@@ -15,7 +15,7 @@ from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense, small
 from clearhead.kernels.vendor import vendor
 from clearhead.mask import Mask
-from clearhead.observe import Observed, want
+from clearhead.observe import Observed, Want, want
 from clearhead.positions import Bias
 from clearhead.problem import Problem, pose
 
@@ -117,7 +117,8 @@ def observe(
     - queries=[…]: the exact weights of those queries.
     - weights=True: the whole matrix.
 
-    All of them speak of the weights before dropout.
+    All of them speak of the weights before dropout. In PyTorch gradients flow through `output` and `lse`, whichever
+    kernel runs, so also through `merge`; what else is observed carries none.
     """
     if is_torch(q):
         q, k, v = autograd.autocast(q, k, v)
@@ -144,44 +145,52 @@ def gradients(
     sinks: Array | None = None,
     dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
+    dlse: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """(dq, dk, dv): the exact gradients of `(attention(q, k, v, …) * dout).sum()`, recomputed by tile in O(n) memory.
 
-    For libraries without autograd; PyTorch users call `backward`.
+    For libraries without autograd; PyTorch users call `backward`. `dlse` (…, T), if given, is the gradient of the
+    log-sum-exp that `observe` gives, which a loss depends on where parts are merged.
 
     >>> import numpy as np, clearhead as ch
     >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 5, 8))
     >>> [g.shape for g in ch.gradients(q, k, v, dout)]
     [(5, 8), (5, 8), (5, 8)]
     """
-    problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    dout = _checked_dout(problem, dout)
+    problem = pose(
+        q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout,
+        want=None if dlse is None else lambda grid: Want(),  # who differentiates a log-sum-exp has observed it
+    )  # fmt: skip
+    problem = problem.to_be_differentiated()
+    grid = problem.grid
+    rows = (*grid.batch, grid.heads, grid.queries)
+    dout = _checked("dout", problem, dout, (*rows, problem.width), dtype_name(problem.q), "the output")
+    if dlse is not None:
+        computing = "float64" if dtype_name(problem.q) == "float64" else "float32"
+        dlse = _checked("dlse", problem, dlse, rows, computing, "the log-sum-exp")
     chosen = choose(problem, kernel)
-    forward, peak, total = chosen.run(problem)
-    found = chosen.gradients(problem, dout, forward.output, peak, total)
+    ran = chosen.run(problem)
+    found = chosen.gradients(problem, dout, ran.precise, ran.peak, ran.total, dlse)
     given = zip((found.dq, found.dk, found.dv), (q, k, v), strict=True)
     dq, dk, dv = (problem.library.xp.reshape(gradient, tuple(like.shape)) for gradient, like in given)
     return dq, dk, dv
 
 
 def _run(kernel: Kernel, problem: Problem) -> Observed:
-    # the formula is made of differentiable steps; every other kernel brings a backward of its own
-    if kernel is not dense and autograd.wanted(problem):
-        return autograd.run(kernel, problem)
-    return kernel.run(problem).observed
+    if not autograd.wanted(problem):
+        return kernel.run(problem).observed
+    if kernel is dense:  # the formula is made of differentiable steps; every other kernel brings a backward of its own
+        return autograd.as_observed(kernel.run(problem).observed)
+    return autograd.run(kernel, problem)
 
 
-def _checked_dout(problem: Problem, dout: Array) -> Array:
-    require_array("dout", dout)
-    grid = problem.grid
-    expected = (*grid.batch, grid.heads, grid.queries, problem.width)
+def _checked(name: str, problem: Problem, gradient: Array, expected: tuple[int, ...], dtype: str, of: str) -> Array:
+    """The gradient of a result, shaped as that is."""
+    require_array(name, gradient)
     shape = expected[1:] if problem.headless else expected
-    if tuple(dout.shape) != shape:
-        raise ArgumentError("dout", f"has shape {tuple(dout.shape)}, expected {shape} as the output")
-    if not problem.library.owns(dout) or dtype_name(dout) != dtype_name(problem.q):
-        owner = Library.of(dout).name
-        raise ArgumentError(
-            "dout",
-            f"is {owner} of dtype {dtype_name(dout)}, expected {problem.library.name} of {dtype_name(problem.q)} as q",
-        )
-    return problem.library.xp.reshape(dout, expected)
+    if tuple(gradient.shape) != shape:
+        raise ArgumentError(name, f"has shape {tuple(gradient.shape)}, expected {shape} as {of}")
+    if not problem.library.owns(gradient) or dtype_name(gradient) != dtype:
+        given = f"{Library.of(gradient).name} of dtype {dtype_name(gradient)}"
+        raise ArgumentError(name, f"is {given}, expected {problem.library.name} of {dtype} as {of}")
+    return problem.library.xp.reshape(gradient, expected)

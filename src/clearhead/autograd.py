@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import is_dataclass
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.arrays import Array, is_torch, made, stands_in
+from clearhead.arrays import Array, is_torch, made, stands_in, to_numpy
 from clearhead.errors import KernelRefused
 from clearhead.kernels.contract import Kernel
 from clearhead.observe import Observed
@@ -26,23 +27,56 @@ def wanted(problem: Problem) -> bool:
 
 
 def run(kernel: Kernel, problem: Problem) -> Observed:
-    """`kernel.run`, with gradients through the output; what is observed carries none."""
-    function = _torch_function()
+    """`kernel.run`, with gradients through the output and the log-sum-exp; what else is observed carries none."""
     kept: list[Observed] = []
-    held = [*tensors_in(problem.mask), *tensors_in(problem.bias)]
-    output = function.apply(kernel, problem, kept, held, problem.q, problem.k, problem.v, problem.sinks)
-    return made(Observed, **{**vars(kept[0]), "output": output})
+    problem = problem.to_be_differentiated()
+    output, lse = _torch_function().apply(kernel, problem, kept, problem.q, problem.k, problem.v, problem.sinks)
+    return made(Observed, **{**vars(kept[0]), "output": output, "lse": lse})
 
 
-def tensors_in(value: Any) -> list[Array]:
-    """The tensors whose memory a mask or bias reads, also where it sees them as NumPy arrays."""
-    if value is None:
-        return []
-    if is_dataclass(value):
-        return [tensor for part in vars(value).values() for tensor in tensors_in(part)]
-    while isinstance(value, np.ndarray):
-        value = value.base
-    return [value] if is_torch(value) else []
+def as_observed(observed: Observed) -> Observed:
+    """What a kernel made of differentiable steps gave, with gradients where every other kernel has them."""
+    quiet = observed.each(lambda array: array.detach())
+    return made(Observed, **{**vars(quiet), "output": observed.output, "lse": observed.lse})
+
+
+class Place(NamedTuple):
+    """Where a tensor stood that is kept elsewhere: its number there, and whether it was seen as a NumPy array."""
+
+    number: int
+    numpy: bool
+
+
+def emptied(value: Any, tensors: list[Array]) -> Any:
+    """A problem, mask or bias with a place instead of each tensor whose memory it reads; those join the list.
+
+    What autograd keeps it keeps itself, so that it notices what is written to, frees what is no longer needed, and lets
+    hooks on saved tensors decide where they lie in the meantime.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {field.name: getattr(value, field.name) for field in fields(value)}
+        parts = {name: emptied(part, tensors) for name, part in own.items()}
+        return value if all(parts[name] is own[name] for name in own) else made(type(value), **parts)
+    base = value
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if not is_torch(base):
+        return value
+    tensors.append(base)
+    # another view of a tensor's memory stays as it is; that nothing is written to it is noticed all the same
+    return Place(len(tensors) - 1, base is not value) if tuple(base.shape) == tuple(value.shape) else value
+
+
+def filled(value: Any, tensors: Sequence[Array]) -> Any:
+    """What `emptied` made empty, with tensors in their places."""
+    if isinstance(value, Place):
+        tensor = tensors[value.number]
+        return to_numpy(tensor) if value.numpy else tensor
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    own = {field.name: getattr(value, field.name) for field in fields(value)}
+    parts = {name: filled(part, tensors) for name, part in own.items()}
+    return value if all(parts[name] is own[name] for name in own) else made(type(value), **parts)
 
 
 def autocast(*arrays: Array) -> tuple[Array, ...]:
@@ -97,23 +131,32 @@ def _torch_function() -> Any:
         """A kernel's own forward and backward."""
 
         @staticmethod
-        def forward(
-            ctx: Any, kernel: Kernel, problem: Problem, kept: list[Observed], held: list[Array], *tensors: Array
-        ) -> Array:
-            observed, peak, total = kernel.run(problem)
-            kept.append(observed)
-            ctx.kernel, ctx.problem = kernel, problem
-            ctx.save_for_backward(*tensors[:3], observed.output, peak, total, *held)
-            return observed.output
+        def forward(ctx: Any, kernel: Kernel, problem: Problem, kept: list[Observed], *_: Array) -> tuple[Array, Array]:
+            ran = kernel.run(problem)
+            kept.append(ran.observed)
+            read: list[Array] = []
+            ctx.kernel, ctx.problem = kernel, emptied(problem, read)
+            ctx.save_for_backward(ran.precise, ran.peak, ran.total, *read)
+            ctx.set_materialize_grads(False)
+            return ran.observed.output, ran.observed.lse
 
         @staticmethod
-        def backward(ctx: Any, dout: Array) -> tuple[Any, ...]:
-            # also checks that inputs, mask and bias were not written to since
-            q, k, v, output, peak, total, *_ = ctx.saved_tensors
-            given = (ctx.kernel, ctx.problem, dout, output.detach(), peak, total)
-            # only who may differentiate once more has to be told that it cannot be done
-            found = Backward.apply(*given, q, k, v) if torch.is_grad_enabled() else gradients_of(*given)
-            return None, None, None, None, *found
+        def backward(ctx: Any, dout: Array | None, dlse: Array | None) -> tuple[Any, ...]:
+            # also checks that inputs, sinks, mask and bias were not written to since
+            output, peak, total, *read = ctx.saved_tensors
+            problem = filled(ctx.problem, read)
+            if dout is None:  # only the log-sum-exp was used
+                dout = output.new_zeros(output.shape, dtype=problem.q.dtype)
+            given = (ctx.kernel, problem, dout, output.detach(), peak.detach(), total.detach(), dlse)
+            if is_mapped(dout) or is_mapped(dlse):
+                from clearhead.transforms import gradients_of_many  # needs PyTorch, which is here now
+
+                found = gradients_of_many(*given)
+            elif torch.is_grad_enabled():  # only who may differentiate once more has to be told that it cannot be done
+                found = Backward.apply(*given, problem.q, problem.k, problem.v)
+            else:
+                found = gradients_of(*given)
+            return None, None, None, *found
 
     class Backward(torch.autograd.Function):  # type: ignore[misc,name-defined]  # as above
         """A kernel's own backward, which is differentiated no further."""
@@ -121,7 +164,7 @@ def _torch_function() -> Any:
         @staticmethod
         def forward(ctx: Any, kernel: Kernel, problem: Problem, *tensors: Array) -> tuple[Any, ...]:
             ctx.kernel = kernel.name
-            return gradients_of(kernel, problem, *tensors[:4])
+            return gradients_of(kernel, problem, *tensors[:5])
 
         @staticmethod
         def backward(ctx: Any, *_: Array) -> tuple[Any, ...]:
@@ -130,7 +173,13 @@ def _torch_function() -> Any:
     return Attention
 
 
-def gradients_of(kernel: Kernel, problem: Problem, *given: Array) -> tuple[Array, Array, Array, Array | None]:
+def is_mapped(tensor: Array | None) -> bool:
+    """True for a tensor that stands for many, as gradients do in `is_grads_batched` and under `torch.func.vmap`."""
+    functorch = sys.modules["torch"]._C._functorch
+    return tensor is not None and (functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
+
+
+def gradients_of(kernel: Kernel, problem: Problem, *given: Array | None) -> tuple[Array, Array, Array, Array | None]:
     """dq, dk, dv and dsinks as PyTorch wants them."""
     found = kernel.gradients(problem, *given)
     dsinks = found.dsinks

@@ -29,7 +29,10 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """The derivatives of ⟨output, dout⟩: dq, dk, dv as q, k, v; dbias (…, T, S) and dsinks (…, T) before any sum."""
+    """The derivatives of ⟨output, dout⟩ + ⟨lse, dlse⟩: dq, dk, dv as q, k, v.
+
+    dbias (…, T, S) and dsinks (…, T) are not yet summed.
+    """
 
     dq: Array
     dk: Array
@@ -127,6 +130,7 @@ def gradients(
     sinks: Array = None,
     keep: Array = None,
     rescale: float = 1.0,
+    dlse: Array = None,
 ) -> Gradients:
     """The chain rule through `attention`, backwards, one line a step."""
     xp = array_api_compat.array_namespace(q)
@@ -141,6 +145,8 @@ def gradients(
     dkept = dout @ xp.matrix_transpose(v)  # (…, T, S)
     dweights = dkept if keep is None else xp.where(keep, dkept * rescale, 0.0)
     spread = xp.sum(weights * dweights, axis=-1)  # (…, T): what normalising takes back from each weight
+    if dlse is not None:
+        spread = spread - xp.where(lse == -xp.inf, 0.0, dlse)  # the log-sum-exp grows by weight · dscore
     dscores = weights * (dweights - spread[..., None])
     dbias, dsinks = dscores, None
     if sinks is not None:

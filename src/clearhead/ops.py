@@ -24,10 +24,11 @@ from clearhead.wire import unpack_bias, unpack_mask
 
 NO_SECOND_TRACED = "as an operator it gives no second derivatives; outside of torch.compile and dispatch modes it does"
 
-# tensors first; then mask, bias and the other options; `learns` says that the bias wants a gradient
+# tensors first; then mask, bias and the other options; `differentiated` says that gradients will be asked for, `learns`
+# that the bias wants one
 OPTIONS = (
-    "Tensor? sinks, Tensor? learned, Tensor? seed, Tensor[] arrays, SymInt[] numbers,"
-    " str? mask, str? bias, float? scale, float? softcap, float dropout, str? kernel, bool learns"
+    "Tensor? sinks, Tensor? learned, Tensor? seed, Tensor[] arrays, SymInt[] numbers, str? mask, str? bias,"
+    " float? scale, float? softcap, float dropout, bool differentiated, str? kernel, bool learns"
 )
 
 
@@ -45,13 +46,14 @@ def posed(
     scale: float | None,
     softcap: float | None,
     dropout: float,
+    differentiated: bool,
     kernel: str | None,
     learns: bool,
 ) -> Problem:
     """The operator's arguments as the problem they stand for, checked in full."""
     if learns and learned is not None:
         learned = learned.detach().requires_grad_()  # kernels that give no gradient of a bias then say so
-    return pose(
+    problem = pose(
         q,
         k,
         v,
@@ -62,29 +64,35 @@ def posed(
         sinks=sinks,
         dropout=None if seed is None else Dropout(dropout, seed),  # type: ignore[arg-type]  # read by as_dropout
     )
+    return problem.to_be_differentiated() if differentiated else problem
 
 
 @torch.library.custom_op(
     "clearhead::attention",
     mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor q, Tensor k, Tensor v, {OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def attention(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, and each row's peak and total, from which `attention_backward` recomputes the weights."""
+def attention(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output; the output unrounded, empty where it is not another; and each row's peak and total.
+
+    From these `attention_backward` recomputes the weights.
+    """
     problem = posed(q, k, v, *options)
-    observed, peak, total = choose(problem, options[-2]).run(problem)
-    return problem.restore(observed.output).contiguous(), peak.contiguous(), total.contiguous()
+    observed, peak, total, unrounded = choose(problem, options[-2]).run(problem)
+    unrounded = q.new_empty(0) if unrounded is None else unrounded.contiguous()
+    return problem.restore(observed.output).contiguous(), unrounded, peak.contiguous(), total.contiguous()
 
 
 @attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     problem = shaped(q, k, v, *options)
     grid = problem.grid
     rows = (*grid.batch, grid.heads, grid.queries)
     precise = torch.float64 if q.dtype == torch.float64 else torch.float32
     shape = (*rows, problem.width)
     output = q.new_empty(shape[1:] if problem.headless else shape)
-    return output, q.new_empty(rows, dtype=precise), q.new_empty(rows, dtype=precise)
+    unrounded = q.new_empty(shape, dtype=precise) if problem.keeps_unrounded else q.new_empty(0)
+    return output, unrounded, q.new_empty(rows, dtype=precise), q.new_empty(rows, dtype=precise)
 
 
 def shaped(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Problem:
@@ -97,18 +105,26 @@ def shaped(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Problem:
 @torch.library.custom_op(
     "clearhead::attention_backward",
     mutates_args=(),
-    schema=f"(Tensor dout, Tensor output, Tensor peak, Tensor total, Tensor q, Tensor k, Tensor v, {OPTIONS})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor dout, Tensor output, Tensor peak, Tensor total, Tensor? dlse, Tensor q, Tensor k, Tensor v,"
+    f" {OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def attention_backward(
-    dout: Tensor, output: Tensor, peak: Tensor, total: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any
+    dout: Tensor,
+    output: Tensor,
+    peak: Tensor,
+    total: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *options: Any,
 ) -> tuple[Tensor, ...]:
     """dq, dk, dv, and the gradients of sinks and bias; what is absent is empty."""
     problem = posed(q, k, v, *options)
     grid = problem.grid
     shape = (*grid.batch, grid.heads, grid.queries, problem.width)
     kernel = choose(problem, options[-2])
-    found = kernel.gradients(problem, dout.reshape(shape), output.reshape(shape), peak, total)
+    found = kernel.gradients(problem, dout.reshape(shape), output.reshape(shape), peak, total, dlse)
     sinks, learned, learns = options[0], options[1], options[-1]
     dsinks = q.new_empty(0) if found.dsinks is None else found.dsinks.to(sinks.dtype)
     dlearned = q.new_empty(0)
@@ -120,7 +136,15 @@ def attention_backward(
 
 @attention_backward.register_fake
 def _(
-    dout: Tensor, output: Tensor, peak: Tensor, total: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any
+    dout: Tensor,
+    output: Tensor,
+    peak: Tensor,
+    total: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *options: Any,
 ) -> tuple[Tensor, ...]:
     sinks, learned, learns = options[0], options[1], options[-1]
     given = (q, k, v, sinks, learned if learns else None)
@@ -145,9 +169,14 @@ def of_parameter(bias: Bias | None, dbias: Any, grid: Grid) -> Tensor:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, sinks, learned, seed, arrays, *rest = inputs
-    ctx.save_for_backward(*output, q, k, v, sinks, learned, seed, *arrays)
+    ctx.save_for_backward(*saved(*output), q, k, v, sinks, learned, seed, *arrays)
     ctx.rest = rest
     ctx.set_materialize_grads(False)
+
+
+def saved(output: Tensor, unrounded: Tensor, peak: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of what the operator gave, what its backward takes."""
+    return (unrounded if unrounded.dtype != output.dtype else output), peak, total
 
 
 def _backward(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Any, ...]:
@@ -156,7 +185,7 @@ def _backward(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dout is None:
         return (None, None, None, None, None, *none)
     dq, dk, dv, dsinks, dlearned = attention_backward(
-        dout, output, peak, total, q, k, v, sinks, learned, seed, arrays, *ctx.rest
+        dout, output, peak, total, None, q, k, v, sinks, learned, seed, arrays, *ctx.rest
     )
     learns = ctx.rest[-1]
     return (dq, dk, dv, None if sinks is None else dsinks, dlearned if learns else None, *none)

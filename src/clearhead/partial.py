@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clearhead.arrays import Array, Library, dtype_name, require_array
+from clearhead.arrays import Array, Library, dtype_name, is_torch, require_array
 from clearhead.errors import ArgumentError
 
 
@@ -91,7 +91,8 @@ class Sums:
 def merge(*partials: Partial) -> Partial:
     """Attention over all the keys, from attention over some of them each; any split, in any order.
 
-    Sinks belong to the whole: give them to one of the calls that are merged, not to each.
+    Sinks belong to the whole: give them to one of the calls that are merged, not to each. PyTorch's gradients flow
+    through output and log-sum-exp into every part.
 
     >>> import numpy as np, clearhead as ch
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 7, 4))
@@ -111,7 +112,10 @@ def merge(*partials: Partial) -> Partial:
             max_score = None
             break
         max_score = library.xp.maximum(max_score, partial.max_score)
-    return Partial(library.xp.astype(whole.output, partials[0].output.dtype), whole.lse, max_score, whole.entropy)
+    # as in a call, PyTorch's gradients are those of output and log-sum-exp
+    entropy: Array = whole.entropy
+    entropy = entropy.detach() if is_torch(entropy) else entropy
+    return Partial(library.xp.astype(whole.output, partials[0].output.dtype), whole.lse, max_score, entropy)
 
 
 def _undivided(library: Library, partial: Partial) -> Sums:

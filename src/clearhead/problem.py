@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from clearhead.arrays import Array, Library, dtype_name, is_torch, made, require_array, require_floating
+from clearhead.arrays import HALF, Array, Library, dtype_name, is_torch, made, require_array, require_floating
 from clearhead.dropout import Dropout, as_dropout
 from clearhead.errors import ArgumentError
 from clearhead.grid import Grid, broadcast
@@ -39,6 +39,7 @@ class Problem:
     dropout: Dropout | None = None
     want: Want | None = None
     headless: bool = False
+    differentiated: bool = False  # gradients will be asked for
 
     @property
     def key_heads(self) -> int:
@@ -71,10 +72,19 @@ class Problem:
         return {}
 
     @property
+    def keeps_unrounded(self) -> bool:
+        """True where gradients need the output in the precision of its sums, which is not the one it comes back in."""
+        return self.differentiated and dtype_name(self.q) in HALF
+
+    @property
     def plain(self) -> bool:
         """True for q, k and v alone: no option, and nothing to observe."""
         options = (self.mask, self.bias, self.softcap, self.sinks, self.dropout, self.want)
         return all(option is None for option in options) and self.scale == default_scale(self.q)
+
+    def to_be_differentiated(self) -> Problem:
+        """The same, its gradients to be asked for."""
+        return made(Problem, **{**vars(self), "differentiated": True})
 
     def restore(self, array: Array) -> Array:
         """An array with this call's leading axes, in the layout that the caller's arrays had."""

@@ -49,6 +49,8 @@ def traced_attention(
     if drop is not None:
         seed = drop.seed if isinstance(drop.seed, Tensor) else torch.tensor(signed(drop.seed))
     learns = learned is not None and learned.requires_grad and torch.is_grad_enabled()
+    wanting = any(a is not None and a.requires_grad for a in (q, k, v, sinks, learned))
+    differentiated = active() or (wanting and torch.is_grad_enabled())
     run = transformed if active() else attention
     return run(
         q,
@@ -64,6 +66,7 @@ def traced_attention(
         None if scale is None else float(scale),
         None if softcap is None else float(softcap),
         0.0 if drop is None else drop.probability,
+        differentiated,
         kernel,
         learns,
     )[0]

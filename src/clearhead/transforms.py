@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from clearhead.autograd import NO_FORWARD
+from clearhead.autograd import NO_FORWARD, gradients_of
 from clearhead.errors import KernelRefused
-from clearhead.ops import attention, attention_backward, no_second
+from clearhead.kernels.contract import Kernel
+from clearhead.ops import attention, attention_backward, no_second, saved
+from clearhead.problem import Problem
 
-OPTIONS = 12  # how many arguments the operators have after their tensors
+OPTIONS = 13  # how many arguments the operators have after their tensors
 
 
 def active() -> bool:
@@ -47,12 +51,12 @@ def axes_of(tensors: Any, dims: Any) -> list[int]:
 
 def in_one_call(in_dims: tuple[Any, ...], options: Any) -> bool:
     """True where only q, k, v and what belongs to them are mapped, and no weights are dropped by their place."""
-    *_, dropout, _, _ = options
+    *_, dropout, _, _, _ = options
     sinks, learned, seed, arrays = in_dims[-OPTIONS : 4 - OPTIONS]
     return not dropout and all(dim is None for dim in (sinks, learned, seed, *arrays))
 
 
-def one_by_one(operator: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+def one_by_one(operator: Any, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
     """A call for each entry, stacked."""
 
     def entry(value: Any, dim: Any, i: int) -> Any:
@@ -72,25 +76,27 @@ def mapped(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]
     """vmap of the operator."""
     tensors, options = inputs[:3], inputs[3:]
     if not in_one_call(in_dims, options):
-        return one_by_one(transformed, info, in_dims, inputs)
+        return one_by_one(transformed, info, in_dims, *inputs)
     axes = axes_of(tensors, in_dims[:3])
     rank = max(3, *axes)
     moved = [ahead(tensor, dim, info.batch_size, rank) for tensor, dim in zip(tensors, in_dims[:3], strict=True)]
-    output, peak, total = transformed(*moved, *options)
-    return (output.squeeze(1) if axes[0] == 2 else output, peak, total), (0, 0, 0)
+    output, *rest = transformed(*moved, *options)
+    return (output.squeeze(1) if axes[0] == 2 else output, *rest), (0, 0 if rest[0].numel() else None, 0, 0)
 
 
 def mapped_backward(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
     """vmap of its backward."""
-    tensors, options, dims = inputs[:7], inputs[7:], in_dims[:7]
+    tensors, options, dims = inputs[:8], inputs[8:], in_dims[:8]
     sinks, learns = options[0], options[-1]
     if learns or sinks is not None or not in_one_call(in_dims, options):
-        return one_by_one(transformed_backward, info, in_dims, inputs)
-    rank = max(3, *axes_of(tensors[4:], dims[4:]))
-    ranks = (rank, rank, rank - 1, rank - 1, rank, rank, rank)  # peak and total have no features
-    moved = [ahead(t, dim, info.batch_size, r) for t, dim, r in zip(tensors, dims, ranks, strict=True)]
+        return one_by_one(transformed_backward, info, in_dims, *inputs)
+    rank = max(3, *axes_of(tensors[5:], dims[5:]))
+    ranks = (rank, rank, rank - 1, rank - 1, rank - 1, rank, rank, rank)  # peak, total and dlse have no features
+    moved = [
+        None if t is None else ahead(t, dim, info.batch_size, r) for t, dim, r in zip(tensors, dims, ranks, strict=True)
+    ]
     *found, none, nothing = transformed_backward(*moved, *options)
-    shapes = [t.shape if d is None else t.movedim(d, 0).shape[1:] for t, d in zip(tensors[4:], dims[4:], strict=True)]
+    shapes = [t.shape if d is None else t.movedim(d, 0).shape[1:] for t, d in zip(tensors[5:], dims[5:], strict=True)]
     dq, dk, dv = (g.reshape(info.batch_size, *shape) for g, shape in zip(found, shapes, strict=True))
     return (dq, dk, dv, none, nothing), (0, 0, 0, None, None)
 
@@ -105,14 +111,17 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         q, k, v, sinks, learned, seed, arrays, *rest = inputs
-        ctx.save_for_backward(*output, q, k, v, sinks, learned, seed, *arrays)
+        ctx.save_for_backward(*saved(*output), q, k, v, sinks, learned, seed, *arrays)
         ctx.mark_non_differentiable(*output[1:])
         ctx.rest = rest
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor, *_: Any) -> Any:
-        tensors, (sinks, learned, seed, *arrays) = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
-        dq, dk, dv, dsinks, dlearned = transformed_backward(dout, *tensors, sinks, learned, seed, arrays, *ctx.rest)
+        *rows, q, k, v, sinks, learned, seed = ctx.saved_tensors[:9]
+        arrays = list(ctx.saved_tensors[9:])
+        dq, dk, dv, dsinks, dlearned = transformed_backward(
+            dout, *rows, None, q, k, v, sinks, learned, seed, arrays, *ctx.rest
+        )
         learns = ctx.rest[-1]
         gradients = (dq, dk, dv, None if sinks is None else dsinks, dlearned if learns else None)
         return *gradients, None, None, *(None for _ in ctx.rest)
@@ -144,6 +153,42 @@ class Backward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         return mapped_backward(info, in_dims, *inputs)
+
+
+# calls whose gradients are being computed for many gradients of their outputs
+_many: dict[int, tuple[Any, ...]] = {}
+_numbers = count()
+
+
+@torch.library.custom_op(
+    "clearhead::gradients_of_many",
+    mutates_args=(),
+    schema="(Tensor dout, Tensor? dlse, int call) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _of_each(dout: Tensor, dlse: Tensor | None, call: int) -> tuple[Tensor, ...]:
+    """dq, dk, dv, and dsinks or nothing, for one gradient of the output of a call that was made."""
+    *found, dsinks = gradients_of(*_many[call][:2], dout, *_many[call][2:], dlse)
+    return *found, dout.new_empty(0) if dsinks is None else dsinks
+
+
+_of_each.register_vmap(partial(one_by_one, _of_each))
+
+
+def gradients_of_many(
+    kernel: Kernel, problem: Problem, dout: Tensor, output: Tensor, peak: Tensor, total: Tensor, dlse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """`autograd.gradients_of` where gradients stand for many, one after the other.
+
+    By way of an operator: PyTorch's older way of mapping, behind `is_grads_batched` and `jacobian(vectorize=True)`,
+    tells what it maps to operators alone, and only to those that take no lists of tensors.
+    """
+    call = next(_numbers)
+    _many[call] = (kernel, problem, output, peak, total)
+    try:
+        dq, dk, dv, dsinks = _of_each(dout, dlse, call)
+    finally:
+        del _many[call]
+    return dq, dk, dv, None if problem.sinks is None else dsinks
 
 
 attention.register_vmap(mapped)

@@ -86,7 +86,7 @@ class Call:
     def __init__(self) -> None:
         self.scale, self.softcap, self.wide, self.bytes = 1.0, 0.0, False, 0
         self.q = self.k = self.v = self.out = self.dout = self.dq = self.dk = self.dv = None
-        self.lse = self.peak = self.total = self.dsinks = 0
+        self.lse = self.peak = self.total = self.dsinks = self.dlse = 0
         self.mask: list[MaskNode] = []
         self.bias_array: View | None = None
         self.by_distance = (np.zeros(0), 0, 0, np.zeros(0, np.int64))
@@ -156,7 +156,7 @@ class Call:
             (self.lse, rows), (self.peak, rows), (self.total, rows), (self.dsinks, all_heads * item),
             (self.each[0], rows), (self.each[1], rows), (self.top[1], best * item), (self.top[2], best * 8),
             (self.received[1], all_heads * keys * item), (self.map[2], cells), (self.map[3], cells),
-            (self.weights[2], all_heads * self.weights[1] * keys * item),
+            (self.weights[2], all_heads * self.weights[1] * keys * item), (self.dlse, rows),
         ]  # fmt: skip
         return [(address, size if address else 0) for address, size in sizes]
 

@@ -105,13 +105,16 @@ int main() {
   }
 
   // flat results, as they were before the call: lse, peak, total, dsinks, max_score, entropy, top weights, top indices,
-  // received, map mean, map max, rows
-  std::vector<std::vector<char>> flat(12);
+  // received, map mean, map max, rows; and dlse, which is read only
+  std::vector<std::vector<char>> flat(13);
+  bool given = false;  // the last of them is
   for (auto& room : flat) {
     room = take_many<char>();
+    given = !room.empty();
     if (room.empty()) room.resize(8);
   }
   call.lse = flat[0].data(), call.peak = flat[1].data(), call.total = flat[2].data(), call.dsinks = flat[3].data();
+  if (given) call.dlse = flat[12].data();
   Wanted& want = call.wanted;
   if (take<int64_t>()) want.max_score = flat[4].data(), want.entropy = flat[5].data();
   want.top = take<int64_t>();

@@ -110,9 +110,11 @@ class Compiled:
         self.used = running.call.bytes
         return ran
 
-    def gradients(self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
+    def gradients(
+        self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
+    ) -> Gradients:
         """dq, dk and dv, the weights recomputed by tile."""
-        return Running(problem).backward(self.isa, dout, output, peak, total)
+        return Running(problem).backward(self.isa, dout, output, peak, total, dlse)
 
 
 class Running:
@@ -259,7 +261,8 @@ class Running:
     def forward(self, isa: str) -> Ran:
         """Run it, and gather what it gave."""
         problem, call, grid = self.problem, self.call, self.grid
-        output = self.output_like(problem.q, (*grid.batch, grid.heads, grid.queries, problem.width))
+        like = problem.library.computing(problem.q[..., :0]) if problem.keeps_unrounded else problem.q
+        output = self.output_like(like, (*grid.batch, grid.heads, grid.queries, problem.width))
         call.out = self.view(output)
         rows = np.empty((3, *grid.batch, grid.heads, grid.queries), self.dtype)
         start, each = at(rows), rows.nbytes // 3
@@ -276,7 +279,9 @@ class Running:
             found["queries"] = Rows(indices, np.ascontiguousarray(rows[..., self.picks, :]))
         if problem.want is not None:
             found = {name: self.given(value) for name, value in found.items()}
-        return Ran(Observed(output=output, lse=lse, kernel="compiled", **found), peak, total)
+        unrounded = output if problem.keeps_unrounded else None
+        output = problem.library.xp.astype(output, problem.q.dtype) if problem.keeps_unrounded else output
+        return Ran(Observed(output=output, lse=lse, kernel="compiled", **found), peak, total, unrounded)
 
     def want(self, want: Want) -> dict[str, Any]:
         """Room for what is wanted, told to the kernel."""
@@ -331,12 +336,16 @@ class Running:
         work = self.batch * grid.heads * grid.queries * grid.keys * (problem.q.shape[-1] + problem.width)
         return threads() if work > SMALL_WORK else 1
 
-    def backward(self, isa: str, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
+    def backward(
+        self, isa: str, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None
+    ) -> Gradients:
         """Run the backward kernel; gradients are shaped as q, k and v, sums over broadcast batch axes included."""
         problem, call, grid = self.problem, self.call, self.grid
         call.dout, call.out = self.view(dout), self.view(output)
-        for name, array in (("peak", peak), ("total", total)):
-            array = np.ascontiguousarray(to_numpy(array))
+        for name, array in (("peak", peak), ("total", total), ("dlse", dlse)):
+            if array is None:
+                continue
+            array = np.ascontiguousarray(to_numpy(array), dtype=self.dtype)
             self.kept.append(array)
             setattr(call, name, at(array))
         found = []

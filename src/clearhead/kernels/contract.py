@@ -15,11 +15,21 @@ class Ran(NamedTuple):
 
     A weight is exp(score − peak) / total. The log-sum-exp says the same in one number, but of a row with scores of 10⁴
     it has no room for the last digits.
+
+    `unrounded` is the output in the precision of its sums, where that is not the output's own and the problem is
+    differentiated. A score's gradient is a difference, dweight − Σ dout · output: where one weight is nearly all, what
+    is left of it is less than the rounding of a half-precision output.
     """
 
     observed: Observed
     peak: Array
     total: Array
+    unrounded: Array | None = None
+
+    @property
+    def precise(self) -> Array:
+        """The output as `gradients` wants it."""
+        return self.observed.output if self.unrounded is None else self.unrounded
 
 
 class Kernel(Protocol):
@@ -38,5 +48,11 @@ class Kernel(Protocol):
         Where nothing is wanted (`problem.want` is None) the other fields may be None.
         """
 
-    def gradients(self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
-        """dq, dk, dv shaped as q, k, v of the problem, and dsinks (heads,), from what `run` gave."""
+    def gradients(
+        self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
+    ) -> Gradients:
+        """dq, dk, dv shaped as q, k, v of the problem, and dsinks (heads,), from what `run` gave.
+
+        `output` is unrounded; `dout` is the gradient of the output and `dlse` (…, T), if given, that of the
+        log-sum-exp, by which the gradient of each score grows by weight · dlse.
+        """

@@ -47,12 +47,15 @@ class Dense:
             xp.broadcast_to(a, (*lead, grid.queries)) for a in (answer.lse, answer.max_score, answer.entropy)
         )
         observed = Observed(xp.astype(output, problem.q.dtype), lse, peak, entropy, self.name, **found)
-        return Ran(observed, lse, xp.ones_like(lse))
+        unrounded = output if problem.keeps_unrounded else None
+        return Ran(observed, lse, xp.ones_like(lse), unrounded)
 
-    def gradients(self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
+    def gradients(
+        self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
+    ) -> Gradients:
         """The chain rule, on the full matrix."""
         q, k, v, options = self.arguments(problem)
-        found = formula.gradients(q, k, v, problem.library.computing(dout), **options)
+        found = formula.gradients(q, k, v, problem.library.computing(dout), dlse=dlse, **options)
         xp = problem.library.xp
 
         def back(gradient: Array, like: Array) -> Array:

@@ -38,7 +38,9 @@ class Tiled:
         """Output, log-sum-exp, and all that is wanted, a slab at a time."""
         fields = assembled(problem, [self.run_slab(slab) for slab in slabs(problem)])
         peak, total = fields.pop("peak"), fields.pop("total")
-        return Ran(Observed(kernel=self.name, **fields), peak, total)
+        unrounded = fields["output"] if problem.keeps_unrounded else None
+        fields["output"] = problem.library.xp.astype(fields["output"], problem.q.dtype)
+        return Ran(Observed(kernel=self.name, **fields), peak, total, unrounded)
 
     def run_slab(self, slab: Slab) -> dict[str, Any]:
         """The fields of `Observed` for one slab, and the peak and total of each row."""
@@ -67,13 +69,16 @@ class Tiled:
                 gathered.see(weigh(slab, tile, peak, total), rows, columns)
         gathered.end_rows(rows)
 
-    def gradients(self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
+    def gradients(
+        self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
+    ) -> Gradients:
         """dq, dk and dv, the weights recomputed by tile."""
+        xp = problem.library.xp
+        dlse = xp.zeros_like(peak) if dlse is None else dlse
         parts = [
-            self.gradients_slab(slab, *map(slab.cut, (dout, output, peak[..., None], total[..., None])))
+            self.gradients_slab(slab, *map(slab.cut, (dout, output, *(a[..., None] for a in (peak, total, dlse)))))
             for slab in slabs(problem)
         ]
-        xp = problem.library.xp
         whole = []
         for place, like in enumerate((problem.q, problem.k, problem.v)):
             gradient = xp.stack([part[place] for part in parts]) if len(parts) > 1 else parts[0][place]
@@ -90,15 +95,17 @@ class Tiled:
         dq, dk, dv = whole
         return Gradients(dq, dk, dv, None, dsinks)
 
-    def gradients_slab(self, slab: Slab, dout: Array, output: Array, peak: Array, total: Array) -> tuple[Array, ...]:
+    def gradients_slab(
+        self, slab: Slab, dout: Array, output: Array, peak: Array, total: Array, dlse: Array
+    ) -> tuple[Array, ...]:
         """dq (…, group, T, D), dk (…, S, D), dv (…, S, Dv), dsinks (…, group) of one slab."""
         xp, library, problem = slab.xp, slab.library, slab.problem
         dout, output = library.computing(dout), library.computing(output)
-        peak, total = peak[..., 0], total[..., 0]
+        peak, total, dlse = peak[..., 0], total[..., 0], dlse[..., 0]
         dead = peak == -xp.inf
         # rows that attend to nothing take no part, whatever their gradient holds
         dout = xp.where(dead[..., None], 0.0, dout)
-        spread = xp.sum(dout * output, axis=-1)  # (…, T)
+        spread = xp.sum(dout * output, axis=-1) - xp.where(dead, 0.0, dlse)  # (…, T)
         down = list(blocks(slab.queries, self.rows))
         across = list(blocks(slab.keys, self.columns))
         lead = slab.lead[:-1]
@@ -204,7 +211,6 @@ def assembled(problem: Problem, parts: list[dict[str, Any]]) -> dict[str, Any]:
             fields[name] = type(first)(*(whole(list(piece), 2) for piece in zip(*pieces, strict=True)))
         else:
             fields[name] = whole(pieces, 1 if name in BY_ROW else 2)
-    fields["output"] = xp.astype(fields["output"], problem.q.dtype)
     return fields
 
 

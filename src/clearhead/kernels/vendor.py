@@ -100,8 +100,13 @@ class Vendor:
         observed = made(Observed, output=output, lse=lse, max_score=None, entropy=None, kernel=self.name)
         return Ran(observed, lse, total)
 
-    def gradients(self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
-        """dq, dk and dv; log-sum-exp means the same to every back end, so another one than ran may give them."""
+    def gradients(
+        self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
+    ) -> Gradients:
+        """dq, dk and dv; log-sum-exp means the same to every back end, so another one than ran may give them.
+
+        PyTorch's kernels have no gradient of the log-sum-exp, and are not asked for one: they observe nothing.
+        """
         q, k, v = arrays(problem)
         way = self.way(problem)
         dout, output = (aligned(one_batch_axis(problem, a).contiguous()) for a in (dout, output))

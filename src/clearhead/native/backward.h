@@ -1,7 +1,7 @@
 // Gradients, the weights recomputed by tile: dq, dk and dv of the queries of one key head and some of its keys.
 //
 //   weights  = 2^(scores − peak) / total          dvalue = weightsᵀ · dout
-//   dweights = dout · vᵀ                          dscore = weights · (dweights − spread), spread = Σ dout · output
+//   dweights = dout · vᵀ                          dscore = weights · (dweights − spread), spread = Σ dout · output − dlse
 //   dq = scale · dscore · k                       dk = scale · dscoreᵀ · q
 //
 // Everything is transposed, as in the forward pass: a tile is [key][query], gradients are [feature][query] and
@@ -158,6 +158,9 @@ template <class T> class Backward {
         spread += load<T>(output_.data() + c * panel + x) * load<T>(ask.dout.data() + c * panel + x);
       store<T>(ask.spread + x, spread);
     }
+    if (call_->dlse)
+      for (int64_t lane = 0; lane < count; ++lane)
+        if (ask.rows.total[lane] != 0) ask.spread[lane] -= static_cast<const T*>(call_->dlse)[at + i0 + lane];
     return alive;
   }
 

@@ -132,6 +132,7 @@ template <class T> void sink_gradients(const Call& call) {
         read_row<T>(call.dout.at(b, h) + i * call.dout.row, call.dout.type, call.dout.col, call.width, dout.data());
         T spread = 0;
         for (int64_t c = 0; c < call.width; ++c) spread += output[c] * dout[c];
+        if (call.dlse) spread -= static_cast<const T*>(call.dlse)[at];
         const T score = static_cast<const T*>(call.peak)[at] * Units<T>(call).to_score;
         total -= T(std::exp(call.sinks[h] - double(score))) / denominator * spread;
       }

@@ -130,6 +130,7 @@ NB_MODULE(_native, m) {
   set_pointer<&Call::lse>(call, "lse");
   set_pointer<&Call::peak>(call, "peak");
   set_pointer<&Call::total>(call, "total");
+  set_pointer<&Call::dlse>(call, "dlse");
   set_pointer<&Call::dsinks>(call, "dsinks");
 
   m.def("instruction_set", [] { return std::string(chosen("")->name); });

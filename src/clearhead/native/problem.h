@@ -80,6 +80,7 @@ struct Call {
   Wanted wanted;
   // backward only
   View dout, dq, dk, dv;
+  void* dlse = nullptr;    // (batch, heads, T): the gradient of the log-sum-exp; null: none
   void* dsinks = nullptr;  // (batch, heads)
 
   mutable int64_t bytes = 0;  // the most memory that the call had of its own

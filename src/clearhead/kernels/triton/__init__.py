@@ -53,9 +53,11 @@ class Triton:
         """Output and log-sum-exp, and what is wanted in a second look at the scores."""
         return _launch().run(problem)
 
-    def gradients(self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
+    def gradients(
+        self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
+    ) -> Gradients:
         """dq, dk and dv, the weights recomputed by tile."""
-        return _launch().gradients(problem, dout, output, peak, total)
+        return _launch().gradients(problem, dout, output, peak, total, dlse)
 
 
 def depth(mask: Mask) -> int:

@@ -26,25 +26,30 @@ from clearhead.kernels.triton.device import (
 
 @triton.jit
 def spread(
-    dout, out, peak_at, total_at, shift_at, inverse_at, spread_at, dout_strides, T,
-    BM: tl.constexpr, form: tl.constexpr,
+    dout, out, peak_at, total_at, dlse_at, shift_at, inverse_at, spread_at, dout_strides, T, width,
+    LSE: tl.constexpr, BM: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
-    """For each query Σ dout · out, and its denominator as the other kernels read it."""
+    """For each query Σ dout · out − dlse, and its denominator as the other kernels read it; rows of out are `width`."""
     WIDTH: tl.constexpr = form.padded_width
     blocks = tl.cdiv(T, BM)
     number, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     batch, head = number // form.heads, number % form.heads
     dout += batch.to(tl.int64) * dout_strides[0] + head.to(tl.int64) * dout_strides[1]
-    out += number.to(tl.int64) * T * form.width
+    out += number.to(tl.int64) * T * width
     given = load_rows(dout, dout_strides[2], block * BM, 0, T, BM, form.width, WIDTH, False).to(tl.float32)
-    result = load_rows(out, form.width, block * BM, 0, T, BM, form.width, WIDTH, False).to(tl.float32)
     rows = block * BM + tl.arange(0, BM)
+    columns = tl.arange(0, WIDTH)[None, :]
+    real = (rows < T)[:, None] & (columns < width)
+    result = tl.load(out + rows.to(tl.int64)[:, None] * width + columns, mask=real, other=0.0).to(tl.float32)
     here, inside = number.to(tl.int64) * T + rows, rows < T
     peak = tl.load(peak_at + here, mask=inside, other=0.0)
     total = tl.load(total_at + here, mask=inside, other=1.0)
     dead = peak == float("-inf")
     # rows that attend to nothing take no part, whatever their gradient holds
-    tl.store(spread_at + here, tl.where(dead, 0.0, tl.sum(given * result, 1)), mask=inside)
+    spread = tl.sum(given * result, 1)
+    if LSE:
+        spread -= tl.load(dlse_at + here, mask=inside, other=0.0)
+    tl.store(spread_at + here, tl.where(dead, 0.0, spread), mask=inside)
     tl.store(shift_at + here, tl.where(dead, 0.0, peak) * 1.4426950408889634, mask=inside)
     tl.store(inverse_at + here, tl.where(dead, 0.0, 1.0 / tl.where(total == 0, 1.0, total)), mask=inside)
 

@@ -256,13 +256,17 @@ class Call:
         return self.launch.room((self.rows, *shape), dtype, self.device)
 
     def results(self, observing: bool) -> tuple[Any, ...]:
-        """Room for output, log-sum-exp, peak, total, and the largest score and entropy or None: (*batch, heads, …)."""
+        """Room for what `launch.forward` gives, (*batch, heads, …)."""
         rows = (*self.grid.batch, self.grid.heads, self.grid.queries)
         output = self.launch.room((*rows, self.form.width), self.q.dtype, self.device)
         new = partial(self.launch.room, rows, torch.float32, self.device)
         lse, peak, total = new(), new(), new()
         largest, entropy = (new() if observing else None for _ in range(2))
-        return output, lse, peak, total, largest, entropy
+        return output, lse, peak, total, largest, entropy, self.unrounded(output)
+
+    def unrounded(self, output: torch.Tensor) -> torch.Tensor | None:
+        """Room for an output in the precision of its sums, where gradients need it."""
+        return self.launch.room(output.shape, torch.float32, self.device) if self.problem.keeps_unrounded else None
 
     def shaped(self, tensor: torch.Tensor) -> torch.Tensor:
         """(batch · heads, …) as (*batch, heads, …)."""

@@ -90,8 +90,9 @@ def split_keys(
 
 @triton.jit(do_not_specialize=["scoring"])
 def merge_parts(
-    parts, out, lse_at, denominator_peak, denominator_total, largest_at, entropy_at, sinks, scoring, T, splits,
-    SINKS: tl.constexpr, ENTROPY: tl.constexpr, SPLITS: tl.constexpr, form: tl.constexpr,
+    parts, out, lse_at, denominator_peak, denominator_total, largest_at, entropy_at, unrounded, sinks, scoring, T,
+    splits, SINKS: tl.constexpr, ENTROPY: tl.constexpr, UNROUNDED: tl.constexpr, SPLITS: tl.constexpr,
+    form: tl.constexpr,
 ):  # fmt: skip
     """One query of one head: its parts become one."""
     WIDTH: tl.constexpr = form.padded_width
@@ -127,5 +128,7 @@ def merge_parts(
     if ENTROPY:
         tl.store(largest_at + row, largest)
         tl.store(entropy_at + row, entropy)
-    out += row.to(tl.int64) * form.width + width
-    tl.store(out, (values * share).to(out.dtype.element_ty), mask=width < form.width)
+    at = row.to(tl.int64) * form.width + width
+    tl.store(out + at, (values * share).to(out.dtype.element_ty), mask=width < form.width)
+    if UNROUNDED:
+        tl.store(unrounded + at, values * share, mask=width < form.width)

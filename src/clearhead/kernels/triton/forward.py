@@ -124,9 +124,9 @@ def finish(largest, sums, weighted, sink, scoring, SINKS: tl.constexpr, ENTROPY:
 
 @triton.jit(do_not_specialize=["span", "lists", "mask", "scoring"])
 def forward(
-    q, k, v, out, lse_at, peak_at, total_at, largest_at, entropy_at, sinks,
+    q, k, v, out, lse_at, peak_at, total_at, largest_at, entropy_at, unrounded, sinks,
     q_strides, k_strides, v_strides, k_described, v_described, span, lists, mask, scoring, T, S,
-    SINKS: tl.constexpr, ENTROPY: tl.constexpr, REVERSED: tl.constexpr,
+    SINKS: tl.constexpr, ENTROPY: tl.constexpr, UNROUNDED: tl.constexpr, REVERSED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """A block of queries of one head; blocks with the most keys start first (REVERSED: the last ones)."""
@@ -178,9 +178,12 @@ def forward(
         tl.store(largest_at + here, largest, mask=inside)
         tl.store(entropy_at + here, entropy, mask=inside)
     columns = tl.arange(0, WIDTH)
-    out += (here * form.width)[:, None] + columns[None, :]
+    at = (here * form.width)[:, None] + columns[None, :]
     result = values * share[:, None]
-    tl.store(out, result.to(out.dtype.element_ty), mask=inside[:, None] & (columns < form.width)[None, :])
+    real = inside[:, None] & (columns < form.width)[None, :]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=real)
+    if UNROUNDED:
+        tl.store(unrounded + at, result, mask=real)
 
 
 @triton.jit

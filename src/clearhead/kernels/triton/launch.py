@@ -23,7 +23,8 @@ from clearhead.kernels.triton.tuning import Blocks, cdiv, power_of_2
 from clearhead.observe import Observed
 from clearhead.problem import Problem
 
-Found = tuple[Any, ...]  # tensors: output, lse, peak, total, and the largest score and entropy or None
+# tensors: output, lse, peak, total; and each where it is wanted or None: largest score, entropy, unrounded output
+Found = tuple[Any, ...]
 
 FEW = 64  # queries that share keys, below which they are one block and the keys are split
 PARTS = 128  # parts of the keys, at most
@@ -42,23 +43,25 @@ def run(problem: Problem) -> Ran:
             found = forward_and_look(call)
         else:
             inputs = (call.q, call.k, call.v, call.sinks)
-            found = call.taped(("run", want, tuning.GLUON), inputs, partial(forward_and_look, call))
-    output, lse, peak, total, largest, entropy, more = found
+            name = ("run", want, tuning.GLUON, problem.keeps_unrounded)
+            found = call.taped(name, inputs, partial(forward_and_look, call))
+    output, lse, peak, total, largest, entropy, unrounded, more = found
     observed = made(Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel="triton", **more)
-    return Ran(observed, peak, total)
+    return Ran(observed, peak, total, unrounded)
 
 
 def forward_and_look(call: Call) -> Found:
     """What `forward` gives, and a table of what else is wanted."""
-    output, lse, peak, total, largest, entropy = forward(call)
+    output, lse, peak, total, largest, entropy, unrounded = forward(call)
     if call.form.width != call.problem.width:
         output = output[..., : call.problem.width].contiguous()
+        unrounded = None if unrounded is None else unrounded[..., : call.problem.width].contiguous()
     found = {} if call.problem.want is None else look_again(call, call.problem.want, peak, total)
-    return output, lse, peak, total, largest, entropy, found
+    return output, lse, peak, total, largest, entropy, unrounded, found
 
 
 def forward(call: Call) -> Found:
-    """(output, lse, peak, total, largest score, entropy); the last two where something is to be observed."""
+    """(output, lse, peak, total, largest score, entropy, unrounded output), the last three where they are wanted."""
     grid = call.grid
     observing = call.problem.want is not None
     few = grid.queries * call.form.group <= FEW
@@ -74,11 +77,12 @@ def forward(call: Call) -> Found:
 
     def launch(blocks: Blocks) -> None:
         call.launch(
-            ("forward", blocks, observing), forward_kernel, (cdiv(grid.queries, blocks.rows) * call.rows,),
+            ("forward", blocks, observing, found[-1] is not None),
+            forward_kernel, (cdiv(grid.queries, blocks.rows) * call.rows,),
             call.q, call.k, call.v, *found, call.sinks,
             call.q.stride(), call.k.stride(), call.v.stride(), *call.described(blocks), call.mask.span,
             call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys,
-            SINKS=call.sinks is not None, ENTROPY=observing, REVERSED=call.backwards,
+            SINKS=call.sinks is not None, ENTROPY=observing, UNROUNDED=found[-1] is not None, REVERSED=call.backwards,
             BM=blocks.rows, BN=blocks.columns, form=call.form,
             num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
         )  # fmt: skip
@@ -90,7 +94,8 @@ def forward(call: Call) -> Found:
 def decode(call: Call, found: Found) -> None:
     """The same for few queries: keys split over programs, and merged."""
     grid, form = call.grid, call.form
-    observing = found[-1] is not None
+    *_, entropy, unrounded = found
+    observing = entropy is not None
 
     def launch(blocks: Blocks) -> None:
         keys = grid.keys
@@ -108,9 +113,10 @@ def decode(call: Call, found: Found) -> None:
             num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
         )  # fmt: skip
         call.launch(
-            ("merge", splits, observing), merge_parts, (call.rows * grid.queries,),
+            ("merge", splits, observing, unrounded is not None), merge_parts, (call.rows * grid.queries,),
             parts, *found, call.sinks, call.scoring, grid.queries, splits,
-            SINKS=call.sinks is not None, ENTROPY=observing, SPLITS=power_of_2(splits), form=form, **EXACT,
+            SINKS=call.sinks is not None, ENTROPY=observing, UNROUNDED=unrounded is not None,
+            SPLITS=power_of_2(splits), form=form, **EXACT,
         )  # fmt: skip
 
     call.fitted("decode", grid.queries * form.group, launch)
@@ -124,14 +130,16 @@ def split(keys: int, tile: int, numbers: int, processors: int) -> tuple[int, int
     return cdiv(tiles, each), each * tile
 
 
-def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: Array) -> Gradients:
+def gradients(
+    problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
+) -> Gradients:
     """dq, dk and dv shaped as q, k and v, sums over broadcast batch axes included; and dsinks.
 
     The same call gives the same bits where PyTorch is told so (`torch.use_deterministic_algorithms(True)`), and where
     Hopper's own kernel does not take the problem.
     """
     call = Call.of(problem)
-    given = (dout, output, peak, total)
+    given = (dout, output, peak, total, dlse)
     name = ("gradients", alike(*given), tuning.GLUON, torch.are_deterministic_algorithms_enabled())
     with call.current():
         dq, dk, dv, dsinks = call.taped(
@@ -140,13 +148,14 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
     return Gradients(dq, dk, dv, None, dsinks)
 
 
-def all_gradients(call: Call, dout: Array, output: Array, peak: Array, total: Array) -> Found:
+def all_gradients(call: Call, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None) -> Found:
     """dq, dk, dv and dsinks or None."""
     problem = call.problem
     dout = call.aligned(call.one_batch_axis(dout))
-    output, peak, total = call.aligned(output).contiguous(), peak.contiguous(), total.contiguous()
-    fused = hopper.gradients(call, dout, output, peak, total)
-    dq, dk, dv, dsinks = (*fused, None) if fused else two_passes(call, dout, output, peak, total)
+    output, peak, total = output.contiguous(), peak.contiguous(), total.contiguous()
+    dlse = None if dlse is None else dlse.contiguous()
+    fused = hopper.gradients(call, dout, output, peak, total, dlse)
+    dq, dk, dv, dsinks = (*fused, None) if fused else two_passes(call, dout, output, peak, total, dlse)
     shaped = [
         summed_like(gradient[..., : like.shape[-1]].reshape(*call.grid.batch, *like.shape[-3:]), like)
         for gradient, like in zip((dq, dk, dv), (problem.q, problem.k, problem.v), strict=True)
@@ -154,16 +163,19 @@ def all_gradients(call: Call, dout: Array, output: Array, peak: Array, total: Ar
     return *shaped, dsinks
 
 
-def two_passes(call: Call, dout: torch.Tensor, output: torch.Tensor, peak: Array, total: Array) -> Found:
+def two_passes(
+    call: Call, dout: torch.Tensor, output: torch.Tensor, peak: Array, total: Array, dlse: Array | None
+) -> Found:
     """dq, dk, dv and dsinks, each number summed by one program in a fixed order."""
     problem, grid, form = call.problem, call.grid, call.form
     shift, inverse, taken = (call.empty(grid.queries) for _ in range(3))
-    likeness = alike(dout, output, peak, total)
+    likeness = alike(dout, output, peak, total, dlse)
     dq, dk, dv = (call.launch.room(a.shape, a.dtype, a.device) for a in (call.q, call.k, call.v))
     if call.rows and grid.queries:
         call.launch(
             ("spread", likeness), spread, (cdiv(grid.queries, 64) * call.rows,),
-            dout, output, peak, total, shift, inverse, taken, dout.stride(), grid.queries, BM=64, form=form,
+            dout, output, peak, total, dlse, shift, inverse, taken, dout.stride(), grid.queries, output.shape[-1],
+            LSE=dlse is not None, BM=64, form=form,
         )  # fmt: skip
     rows = (shift, inverse, taken)
     strides = (call.q.stride(), call.k.stride(), call.v.stride(), dout.stride())

@@ -140,6 +140,6 @@ def described(kind: type, base: Any, **fields: Any) -> Any:
     return made(kind, base=base, padding="zero", **fields)
 
 
-def alike(*tensors: torch.Tensor) -> tuple[Any, ...]:
+def alike(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
     """What kernels are compiled for of tensors, where calls of one kind may differ in it."""
-    return tuple([(tensor.stride(), tensor.data_ptr() % 16) for tensor in tensors])
+    return tuple([None if a is None else (a.stride(), a.dtype, a.data_ptr() % 16) for a in tensors])

@@ -6,7 +6,7 @@ down, so that weights are left operands where they are computed, in registers:
     scoresᵀ = k @ qᵀ                        (rows of keys, columns of queries)
     pᵀ      = 2^(c·scoresᵀ − shift)         `shift` of a query is c·peak + log2 total; +inf where it sees nothing
     dpᵀ     = v @ doutᵀ
-    dsᵀ     = pᵀ · (dpᵀ − taken)            `taken` of a query is Σ dout · output
+    dsᵀ     = pᵀ · (dpᵀ − taken)            `taken` of a query is Σ dout · output − dlse
     dv     += pᵀ @ dout
     dk     += dsᵀ @ q
     dq      = ds @ k                        added to what other blocks of keys give these queries
@@ -339,8 +339,8 @@ def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, qu
     do_not_specialize=["first", "queries", "length", "padded", "batch_step", "head_step", "row_step"],
     do_not_specialize_on_alignment=["peaks", "totals", "shifts"],
 )
-def lay_out(dout, output, peaks, totals, shifts, first, queries, length, padded, batch_step, head_step, row_step,
-            WIDTH: gl.constexpr, N: gl.constexpr):  # fmt: skip
+def lay_out(dout, output, peaks, totals, dlses, shifts, first, queries, length, padded, batch_step, head_step, row_step,
+            WIDTH: gl.constexpr, N: gl.constexpr, LSE: gl.constexpr):  # fmt: skip
     """Shift and −taken of 64 queries, tile by tile; of those that are not there, or see nothing, +inf and 0."""
     ACROSS: gl.constexpr = WIDTH // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])
@@ -358,7 +358,10 @@ def lay_out(dout, output, peaks, totals, shifts, first, queries, length, padded,
     at = (first + row).to(gl.int64)[:, None]
     given = gl.load(dout + at * row_step + column[None, :], inside[:, None], 0.0).to(gl.float32)
     result = gl.load(output + place[:, None] * WIDTH + column[None, :], inside[:, None], 0.0).to(gl.float32)
-    taken = gl.where(seen, gl.sum(given * result, 1), 0.0)
+    taken = gl.sum(given * result, 1)
+    if LSE:
+        taken -= gl.load(dlses + place, inside, 0.0)
+    taken = gl.where(seen, taken, 0.0)
     shift = gl.where(seen, peak * LOG2E + gl.log2(gl.where(seen, total, 1.0)), float("inf"))
     entry = number * padded * 2 + row // N * (2 * N) + row % N
     gl.store(shifts + entry, shift)

@@ -82,7 +82,7 @@ def available() -> bool:
 
 
 def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
-    """(output, lse, peak, total, largest score, entropy), as `launch.forward` gives them."""
+    """(output, lse, peak, total, largest score, entropy, unrounded output), as `launch.forward` gives them."""
     from clearhead.kernels.triton.hopper import forward as kernel
 
     looked = given.spans is None and given.alibi is None  # again, by those kernels
@@ -93,6 +93,7 @@ def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
         call.q, k, v, call.problem.scale,
         causal_offset=given.causal_offset, window=given.window, softcap=call.problem.softcap, entropy=entropy,
         top=few_top(call.problem.want) if looked else 0, alibi=given.alibi, spans=given.spans, launch=call.launch,
+        unrounded=call.problem.keeps_unrounded,
     )  # fmt: skip
     call.done = done if looked else None
     new = partial(call.launch.room, done.peak.shape, torch.float32, call.device)
@@ -102,7 +103,7 @@ def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
         ("finish", entropy), finish_rows, (cdiv(lse.numel(), 1024),),
         done.peak, done.total, done.weighted, lse, largest, spread, lse.numel(), ENTROPY=entropy, N=1024,
     )  # fmt: skip
-    found = (done.output, lse, done.peak, done.total, largest, spread)
+    found = (done.output, lse, done.peak, done.total, largest, spread, done.unrounded)
     return found if len(call.grid.batch) == 1 else tuple(None if a is None else batched(call, a) for a in found)
 
 
@@ -116,7 +117,7 @@ def few_top(want: Want | None) -> int:
     return want.top if want is not None and want.top is not None and want.top <= MOST_TOP else 0
 
 
-def gradients(call: Call, dout: Any, output: Any, peak: Any, total: Any) -> tuple[Any, Any, Any] | None:
+def gradients(call: Call, dout: Any, output: Any, peak: Any, total: Any, dlse: Any) -> tuple[Any, Any, Any] | None:
     """dq, dk and dv by Hopper's own kernel; None where it does not take the problem.
 
     It adds up dq in no fixed order, so it is left out where PyTorch is told to be deterministic.
@@ -135,7 +136,7 @@ def gradients(call: Call, dout: Any, output: Any, peak: Any, total: Any) -> tupl
     return kernel.gradients(
         call.q, call.k, call.v, dout, output, peak, total, problem.scale,
         None if span.high >= FAR else span.high, None if span.low <= -FAR else span.low, problem.softcap, span.limit,
-        launch=call.launch,
+        dlse=dlse, launch=call.launch,
     )  # fmt: skip
 
 

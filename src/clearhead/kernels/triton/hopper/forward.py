@@ -35,6 +35,7 @@ class Form:
     spans: bool = False  # each query has a first and a last key of its own
     alibi: bool = False
     offsets: bool = False  # each batch row has its own position of query 0
+    unrounded: bool = False  # the output is given in float32 too
 
 
 class Alibi(NamedTuple):
@@ -52,6 +53,7 @@ class Done(NamedTuple):
     total: torch.Tensor
     weighted: torch.Tensor | None
     level: torch.Tensor | None = None  # a score (before scale, after softcap) that at least `top` keys reach
+    unrounded: torch.Tensor | None = None  # the output in float32
 
 
 def forward(
@@ -68,6 +70,7 @@ def forward(
     alibi: Alibi | None = None,
     spans: Spans | None = None,
     launch: Launches | None = None,
+    unrounded: bool = False,
 ) -> Done:
     """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
 
@@ -90,10 +93,12 @@ def forward(
         lowest = torch.full((batch, heads, queries), -math.inf, device=q.device)
         zero = torch.zeros_like(lowest)
         output = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-        return Done(output, lowest, zero, zero if entropy else None, lowest if top else None)
+        whole = output.float() if unrounded else None
+        return Done(output, lowest, zero, zero if entropy else None, lowest if top else None, whole)
     launch = launch or Launches()
     new = partial(launch.room, (batch, heads, queries), torch.float32, q.device)
     output = launch.room((batch, heads, queries, width), q.dtype, q.device)
+    whole = launch.room(output.shape, torch.float32, q.device) if unrounded else None
     peak, total, weighted, level = new(), new(), new() if entropy else None, new() if top else None
     if spans is not None:
         cut = spans.cut
@@ -102,7 +107,7 @@ def forward(
         cut = preferred(width, seen if window is None else min(window, seen))
     form = Form(width, causal_offset is not None, window is not None or spans is not None, softcap is not None, entropy,
                 top, 16 if top <= 8 else 32, spans is not None, alibi is not None,
-                alibi is not None and isinstance(alibi.offset, torch.Tensor))  # fmt: skip
+                alibi is not None and isinstance(alibi.offset, torch.Tensor), unrounded)  # fmt: skip
     blocks = -(-queries // (cut.rows * cut.consumers))
     jobs = blocks * heads * batch
     side = 1
@@ -111,18 +116,19 @@ def forward(
     edges, table, several = (peak, peak, 0) if spans is None else (spans.edges, spans.table, len(spans.edges) > 1)
     slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
     launch(
-        ("attend", entropy, top), attend, (min(jobs, processors(q.device)) if cut.persistent else jobs,),
+        ("attend", entropy, top, unrounded), attend, (min(jobs, processors(q.device)) if cut.persistent else jobs,),
         described(q, queries, cut.rows),
         described(k, keys, cut.columns),
         described(v, keys, cut.columns),
         described(output, queries, cut.rows),
         peak, total, total if weighted is None else weighted, peak if level is None else level,
+        peak if whole is None else whole,
         edges, table, slopes, offset, queries, keys, heads, heads // k.shape[1],
         jobs, side, upper, upper - (window or 0), int(several),
         scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
         form, cut, num_warps=cut.rows // 16,
     )  # fmt: skip
-    return Done(output, peak, total, weighted, level)
+    return Done(output, peak, total, weighted, level, whole)
 
 
 def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:

@@ -61,14 +61,16 @@ def gradients(
     softcap: float | None = None,
     keys: int | None = None,
     cut: Cut | None = None,
+    dlse: torch.Tensor | None = None,
     launch: Launches | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk and dv of attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
 
     Query i sees no key after i + upper, none before i + lower, and none from `keys` on. `peak` and `total` are those
-    of the forward, for each row the largest score and Σ e^(score − peak); `dout` and `output` are shaped as q. Queries
-    that see nothing and keys that nobody sees may hold anything and have gradient 0. The order in which dq is added up
-    is not fixed: its last bits may differ from run to run.
+    of the forward, for each row the largest score and Σ e^(score − peak); `dout` and `output` are shaped as q, and
+    `dlse`, if given, is the gradient of each row's log-sum-exp. Queries that see nothing and keys that nobody sees may
+    hold anything and have gradient 0. The order in which dq is added up is not fixed: its last bits may differ from run
+    to run.
     """
     batch, heads, length, width = q.shape
     high, low = (2**30 if upper is None else upper), (-(2**30) if lower is None else lower)
@@ -99,9 +101,9 @@ def gradients(
         side = side_by_side(blocks, batch * k.shape[1], q.device, waves=cut.waves)
     form = Form(width, upper is not None, lower is not None, softcap is not None, heads != k.shape[1])
     launch(
-        ("lay_out", alike(dout, output, peak, total)), lay_out, (padded // PIECE, heads, batch),
-        dout, output, peak, total, shifts, first, queries, length, padded, *dout.stride()[:3], width, cut.columns,
-        num_warps=4,
+        ("lay_out", alike(dout, output, peak, total, dlse)), lay_out, (padded // PIECE, heads, batch),
+        dout, output, peak, total, peak if dlse is None else dlse, shifts, first, queries, length, padded,
+        *dout.stride()[:3], width, cut.columns, dlse is not None, num_warps=4,
     )  # fmt: skip
     launch(
         "by_keys", by_keys, (blocks * batch * k.shape[1],),
