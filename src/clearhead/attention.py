@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from clearhead.kernels.dense import dense, small
 from clearhead.kernels.vendor import vendor
 from clearhead.mask import Mask
 from clearhead.observe import Observed, Want, want
+from clearhead.partial import keys_share
 from clearhead.positions import Bias
 from clearhead.problem import Problem, pose
 
@@ -129,6 +131,8 @@ def observe(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, want=asked
     )  # fmt: skip
     observed = _run(choose(problem, kernel), problem)
+    if problem.sinks is not None:
+        observed = replace(observed, share=keys_share(problem.library, problem.sinks, observed.lse))
     return observed.each(problem.restore) if problem.headless else observed
 
 

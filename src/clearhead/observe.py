@@ -106,11 +106,12 @@ class Observed:
     map: Map | None = None
     queries: Rows | None = None
     weights: Array | None = None
+    share: Array | None = None  # of the keys in all weights, where a sink has the rest; for `partial`
 
     @property
     def partial(self) -> Partial:
         """This call as a part that merges with others over other keys; see `merge`."""
-        return Partial(self.output, self.lse, self.max_score, self.entropy)
+        return Partial(self.output, self.lse, self.max_score, self.entropy, self.share)
 
     def numpy(self) -> Observed:
         """The same with every array in NumPy."""

@@ -20,13 +20,15 @@ from clearhead.errors import ArgumentError
 class Partial:
     """Attention over some of the keys: the output (…, T, Dv) and the log-sum-exp of the scores (…, T), in nats.
 
-    Largest score and entropy are merged too where every part has them.
+    Largest score and entropy are merged too where every part has them. `share` is the sum of the keys' weights (…, T)
+    where a sink has the rest; None says that there is no sink. Only the entropy needs it.
     """
 
     output: Array
     lse: Array
     max_score: Array | None = None
     entropy: Array | None = None
+    share: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,18 +114,53 @@ def merge(*partials: Partial) -> Partial:
             max_score = None
             break
         max_score = library.xp.maximum(max_score, partial.max_score)
-    # as in a call, PyTorch's gradients are those of output and log-sum-exp
-    entropy: Array = whole.entropy
-    entropy = entropy.detach() if is_torch(entropy) else entropy
-    return Partial(library.xp.astype(whole.output, partials[0].output.dtype), whole.lse, max_score, entropy)
+    entropy, share = _entropy(library, partials, sums)
+    # as in a call, gradients are those of output and log-sum-exp
+    entropy, share = (a.detach() if is_torch(a) else a for a in (entropy, share))
+    return Partial(library.xp.astype(whole.output, partials[0].output.dtype), whole.lse, max_score, entropy, share)
 
 
 def _undivided(library: Library, partial: Partial) -> Sums:
-    """A partial as sums: its weights are exp(score − lse), so they add up to one, or to nothing."""
+    """A partial as sums: its weights are exp(score − lse), which with the sink's add up to one, or to nothing."""
+    return Sums(partial.lse, _whole(library, partial), library.computing(partial.output))
+
+
+def _whole(library: Library, partial: Partial) -> Array:
+    """One for each query, nothing where it attended to nothing."""
+    return library.xp.where(partial.lse == -library.xp.inf, 0.0, library.xp.ones_like(partial.lse))
+
+
+def _entropy(library: Library, partials: tuple[Partial, ...], sums: Sums) -> tuple[Array | None, Array | None]:
+    """−Σ w ln w over the keys of all, and the sum of their weights; None where a part does not say, or has no sink.
+
+    A weight w of a part is w · p in the whole, with p = exp(lseᵢ − lse), so a part adds p · (entropyᵢ − shareᵢ · ln p).
+    """
     xp = library.xp
-    total = xp.where(partial.lse == -xp.inf, 0.0, xp.ones_like(partial.lse))
-    weighted = None if partial.entropy is None else 0.0 - partial.entropy
-    return Sums(partial.lse, total, library.computing(partial.output), weighted)
+    none = sums.total == 0
+    shift, divisor = xp.where(sums.peak == -xp.inf, 0.0, sums.peak), xp.where(none, 1.0, sums.total)
+    entropy: Array | None = xp.zeros_like(sums.peak)
+    total = xp.zeros_like(sums.peak)
+    for partial in partials:
+        part = xp.exp(partial.lse - shift) / divisor
+        share = _whole(library, partial) if partial.share is None else partial.share
+        total = total + part * share
+        if entropy is None or partial.entropy is None:
+            entropy = None
+            continue
+        # ln p in two steps, for a log-sum-exp of 10⁴ has no room for its digits; 0 · ln 0 is 0
+        logarithm = xp.where(part == 0, 0.0, partial.lse - shift) - xp.log(divisor)
+        entropy = entropy + part * (partial.entropy - share * logarithm)
+    return entropy, None if all(partial.share is None for partial in partials) else total
+
+
+def keys_share(library: Library, sinks: Array, lse: Array) -> Array:
+    """The sum of the keys' weights (…, H, T): what a sink (H,) leaves of one."""
+    xp = library.xp
+    sinks, lse = (a.detach() if is_torch(a) else a for a in (sinks, lse))  # as the entropy, it carries no gradient
+    logits = library.asarray(sinks, lse.dtype)[:, None]
+    rest = 0.0 - xp.expm1(logits - xp.where(lse == -xp.inf, 0.0, lse))
+    # a sink that is all there is may come out a rounding above the log-sum-exp
+    return xp.where((lse == -xp.inf) | (rest < 0), 0.0, rest)
 
 
 def _check(partials: tuple[Partial, ...]) -> None:
@@ -137,6 +174,8 @@ def _check(partials: tuple[Partial, ...]) -> None:
         first, shape, rows = partials[0], tuple(partial.output.shape), tuple(partial.lse.shape)
         if shape[:-1] != rows:
             raise ArgumentError(f"partials[{i}].lse", f"has shape {rows}, expected {shape[:-1]} as its output has rows")
+        if partial.share is not None and tuple(partial.share.shape) != rows:
+            raise ArgumentError(f"partials[{i}].share", f"has shape {tuple(partial.share.shape)}, expected {rows}")
         if shape != tuple(first.output.shape):
             raise ArgumentError(f"partials[{i}].output", f"has shape {shape}, expected {tuple(first.output.shape)}")
         if not Library.of(first.output).owns(partial.output):
