@@ -16,3 +16,15 @@ class KernelRefused(RuntimeError):
         super().__init__(f"kernel {kernel!r} refused: {reason}")
         self.kernel = kernel
         self.reason = reason
+
+
+def shown(value: object) -> str:
+    """A value as it is printed in a sentence; Python does not print whole numbers of more than 4,300 digits.
+
+    >>> shown("end"), shown(10**9999)
+    ("'end'", 'a whole number of thousands of digits')
+    """
+    try:
+        return repr(value)
+    except ValueError:
+        return "a whole number of thousands of digits"

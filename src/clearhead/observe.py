@@ -7,10 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.arrays import Array, to_numpy
-from clearhead.errors import ArgumentError
+from clearhead.arrays import Array, Library, is_array, is_traced, to_numpy
+from clearhead.errors import ArgumentError, shown
 from clearhead.grid import Grid
 from clearhead.partial import Partial
+
+# More than there are keys or queries anywhere
+MOST = 2**31
 
 
 class Top(NamedTuple):
@@ -52,19 +55,21 @@ class Want:
 
 def want(grid: Grid, top: Any, received: Any, map: Any, queries: Any, weights: Any) -> Want:
     """The keywords of `observe`, checked against the sizes of the call."""
-    if top is not None and (isinstance(top, bool) or not isinstance(top, int | np.integer) or top < 1):
-        raise ArgumentError("top", f"is {top!r}, expected a whole number of at least 1")
+    whole = isinstance(top, int | np.integer) and not isinstance(top, bool)
+    if top is not None and not (whole and 1 <= top < MOST):
+        least = "a whole number of at least 1" + (f" and below {MOST:,}" if whole and top >= MOST else "")
+        raise ArgumentError("top", f"is {shown(top)}, expected {least}")
     if received is True:
         received = grid.queries
     elif received is False:
         received = None
     elif received is not None and (not isinstance(received, int | np.integer) or received < 1):
-        raise ArgumentError("received", f"is {received!r}, expected True or a number of last queries, at least 1")
+        raise ArgumentError("received", f"is {shown(received)}, expected True or a number of last queries, at least 1")
     if map is not None:
         sizes = tuple(map) if isinstance(map, tuple | list) else ()
         if len(sizes) != 2 or not all(isinstance(n, int | np.integer) and n >= 1 for n in sizes):
-            raise ArgumentError("map", f"is {map!r}, expected (rows, columns), each at least 1")
-        map = (int(sizes[0]), int(sizes[1]))
+            raise ArgumentError("map", f"is {shown(map)}, expected (rows, columns), each at least 1")
+        map = (min(int(sizes[0]), MOST), min(int(sizes[1]), MOST))
     if queries is not None:
         queries = _positions(queries, grid.queries)
     if not isinstance(weights, bool):
@@ -79,13 +84,22 @@ def want(grid: Grid, top: Any, received: Any, map: Any, queries: Any, weights: A
 
 
 def _positions(queries: Any, count: int) -> tuple[int, ...]:
-    chosen = np.atleast_1d(to_numpy(queries) if hasattr(queries, "shape") else np.asarray(queries))
-    if chosen.size and chosen.dtype.kind not in "iu":
-        raise ArgumentError("queries", f"is {queries!r}, expected the positions of queries as whole numbers")
-    outside = [int(i) for i in chosen if not -count <= i < count]
+    """Positions of queries, counted from the front."""
+    if is_traced(queries):
+        raise ArgumentError("queries", "is traced, expected numbers")
+    try:
+        chosen = np.atleast_1d(to_numpy(queries) if is_array(queries) else np.asarray(queries))
+    except ValueError:  # lists of lists that have not the same length
+        chosen = np.array([None])
+    if chosen.ndim > 1:
+        raise ArgumentError("queries", f"has shape {chosen.shape}, expected positions of queries in one axis")
+    positions = chosen.tolist()
+    if not all(type(i) is int for i in positions):
+        raise ArgumentError("queries", f"is {shown(queries)}, expected the positions of queries as whole numbers")
+    outside = [i for i in positions if not -count <= i < count]
     if outside:
-        raise ArgumentError("queries", f"has position {outside[0]}, expected {-count} to {count - 1}")
-    return tuple(int(i) % count for i in chosen)
+        raise ArgumentError("queries", f"has position {shown(outside[0])}, expected {-count} to {count - 1}")
+    return tuple(i % count for i in positions)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -132,17 +146,8 @@ class Observed:
         return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
 
     def __getitem__(self, index: Any) -> Observed:
-        lead = self.lse.ndim - 1
-        index = index if isinstance(index, tuple) else (index,)
-        used = sum(1 for i in index if i is not None and i is not Ellipsis)
-        if used > lead:
-            raise IndexError(
-                f"{used} indices for {lead} leading axes (batch and heads); positions are not indexed here"
-            )
-        if Ellipsis in index:
-            place = index.index(Ellipsis)
-            index = index[:place] + (slice(None),) * (lead - used) + index[place + 1 :]
-        return self.each(lambda array: array[(*index, ...)])
+        chosen = _indices(index if isinstance(index, tuple) else (index,), self.lse)
+        return self.each(lambda array: array[(*chosen, ...)])
 
     def __repr__(self) -> str:
         *lead, length, width = self.output.shape
@@ -171,6 +176,66 @@ class Observed:
         return "\n".join(lines)
 
 
+def _indices(index: tuple[Any, ...], rows: Array) -> list[Any]:
+    """An index of the leading axes of `rows` (…, T), meaning the same in every library; one for each axis it names."""
+    library, lead = Library.of(rows), tuple(rows.shape[:-1])
+    given = [i if i is None or i is Ellipsis or isinstance(i, slice) else _places(i) for i in index]
+    # by identity: == would ask an array for each of its numbers
+    used = sum(0 if i is None or i is Ellipsis else _axes(i) for i in given)
+    if used > len(lead):
+        raise IndexError(
+            f"{used} indices for {len(lead)} leading axes (batch and heads); positions are not indexed here"
+        )
+    if sum(1 for i in given if i is Ellipsis) > 1:
+        raise IndexError("two … in one index, expected at most one")
+    chosen: list[Any] = []
+    axis = 0
+    for i in given:
+        if i is Ellipsis:
+            chosen += [slice(None)] * (len(lead) - used)
+            axis += len(lead) - used
+        elif i is None:
+            chosen.append(None)
+        elif isinstance(i, slice):
+            chosen.append(i)
+            axis += 1
+        else:
+            sizes = lead[axis : axis + _axes(i)]
+            if i.dtype == bool and i.shape != sizes:
+                raise IndexError(f"a boolean index of shape {i.shape} for leading axes of shape {sizes}")
+            outside = [] if i.dtype == bool else i[(i < -sizes[0]) | (i >= sizes[0])]
+            if len(outside):  # JAX would take the nearest there is
+                raise IndexError(
+                    f"index {outside[0]} for an axis of {sizes[0]}: expected {-sizes[0]} to {sizes[0] - 1}"
+                )
+            places = np.nonzero(i) if i.dtype == bool else (i,)
+            chosen += [int(one) if one.ndim == 0 else library.asarray(one) for one in places]
+            axis += len(sizes)
+    return chosen
+
+
+def _places(index: Any) -> np.ndarray:
+    """Positions along an axis, or a choice of them, as NumPy's whole numbers or booleans."""
+    if is_traced(index):
+        raise IndexError("a traced index, expected numbers")
+    try:
+        places = to_numpy(index) if is_array(index) else np.asarray(index)
+    except ValueError:
+        places = np.asarray("ragged")
+    if places.size == 0 and not is_array(index):
+        return places.astype(np.int64)
+    if places.dtype.kind not in "iub" or (places.dtype.kind == "b" and not places.ndim):
+        raise IndexError(
+            f"{shown(index)} as an index, expected whole numbers, slices, booleans for each row or head, …"
+        )
+    return places if places.dtype.kind == "b" else places.astype(np.int64)
+
+
+def _axes(index: Any) -> int:
+    """How many axes an index names: booleans as many as they have."""
+    return index.ndim if isinstance(index, np.ndarray) and index.dtype == bool else 1
+
+
 def _line(name: str, values: np.ndarray) -> str:
     finite = values[np.isfinite(values)]
     if not finite.size:
@@ -181,5 +246,5 @@ def _line(name: str, values: np.ndarray) -> str:
 
 
 def _favourite(received: np.ndarray) -> str:
-    by_key = received.reshape(-1, received.shape[-1]).sum(0)
+    by_key = received.sum(axis=tuple(range(received.ndim - 1)))
     return f"   most by key {int(by_key.argmax())}" if by_key.size else ""

@@ -1,0 +1,153 @@
+"""Observed: which batch rows and heads an index picks, and which queries may be asked for, in every library."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from libraries import LIBRARIES, ArrayLibrary, numbers
+
+import clearhead as ch
+from clearhead.arrays import is_array, to_numpy
+
+B, H, T, S, D = 2, 3, 5, 7, 4
+
+
+def seen(library: ArrayLibrary = LIBRARIES[0]) -> ch.Observed:
+    rng = np.random.default_rng(0)
+    q, k, v = (library.make(rng.standard_normal((B, H, n, D))) for n in (T, S, S))
+    sinks = library.make(np.arange(3.0))
+    return ch.observe(q, k, v, sinks=sinks, top=2, received=True, map=(2, 2), queries=[0], weights=True)
+
+
+MANY = np.array([[True, False, True], [False, False, True]])
+INDICES: dict[str, Any] = {
+    "row": 1,
+    "row and head": (1, 2),
+    "from the end": (-1, -3),
+    "NumPy's number": np.int64(1),
+    "array without axes": np.array(1),
+    "dots": (..., 2),
+    "dots in the middle": (0, ..., 2),
+    "dots that stand for nothing": (0, 2, ...),
+    "nothing": (),
+    "slices": (slice(None), slice(1, None)),
+    "an axis more": (None, 1),
+    "an axis more, and dots": (..., None, 2),
+    "array": np.array([1, 0, 1]),
+    "array of heads": (slice(None), np.array([2, 0])),
+    "dots and array": (..., np.array([2, 0])),
+    "array from the end": np.array([-1]),
+    "array of two axes": np.array([[0, 1], [1, 1]]),
+    "list": [1, 0],
+    "empty list": [],
+    "booleans for rows": np.array([False, True]),
+    "booleans for heads": (slice(None), np.array([True, False, True])),
+    "booleans as a list": [True, False],
+    "booleans for both": MANY,
+    "both as arrays": (np.array([0, 1]), np.array([2, 2])),
+    "another library's array": torch.tensor([1, 0]),
+    "another's booleans": (..., jnp.array([True, False, True])),
+}
+
+
+# the array API has whole numbers, slices and … as indices, and arrays only where every axis has one
+SIMPLE = [
+    name for name, index in INDICES.items() if not re.search("array of|arrays?$|boolean|list|from the end$", name)
+]
+WAYS = [(one, name) for one in LIBRARIES for name in (SIMPLE if one.name == "strict" else INDICES)]
+
+
+@pytest.mark.parametrize(("library", "name"), WAYS, ids=str)
+def test_an_index_means_what_numpy_says(library: ArrayLibrary, name: str) -> None:
+    index = INDICES[name]
+    plain = tuple(map(in_numpy, index if isinstance(index, tuple) else (index,)))
+    found, whole = seen(library)[index], seen(library)
+    for field in ("output", "lse", "entropy", "received", "weights", "share"):
+        array = numbers(getattr(whole, field))
+        axes = array.ndim - 2
+        want = array[(*filled(plain), *(slice(None),) * axes)]
+        np.testing.assert_array_equal(numbers(getattr(found, field)), want, err_msg=field)
+    assert found.queries.indices.tolist() == [0]
+    assert found.top.indices.shape[:-2] == found.lse.shape[:-1]
+    assert "Observed" in repr(found)
+
+
+def in_numpy(index: Any) -> Any:
+    if isinstance(index, list):
+        return np.array(index, bool if any(i is True for i in index) else int)
+    return to_numpy(index) if is_array(index) else index
+
+
+def filled(index: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An index with … written out, so that what follows it may be added."""
+    used = sum(getattr(i, "ndim", 1) if str(getattr(i, "dtype", "")) == "bool" else 1 for i in index if named(i))
+    place = next((place for place, i in enumerate(index) if i is Ellipsis), len(index))
+    rest = (slice(None),) * (2 - used)
+    return (*index[:place], *rest, *index[place + 1 :])
+
+
+def named(index: Any) -> bool:
+    return index is not None and index is not Ellipsis
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "too many": ((0, 1, 2), "3 indices for 2 leading axes"),
+    "too many, one of them an array": ((np.array([0]), 1, 2), "3 indices for 2 leading axes"),
+    "too many, booleans of two axes": ((MANY, 1), "3 indices for 2 leading axes"),
+    "dots twice": ((..., ...), "two …"),
+    "outside": (2, "index 2 for an axis of 2: expected -2 to 1"),
+    "outside at the other end": ((0, -4), "index -4 for an axis of 3: expected -3 to 2"),
+    "one of them outside": (np.array([0, 5]), "index 5 for an axis of 2"),
+    "booleans of another shape": (np.array([True] * 3), r"a boolean index of shape \(3,\)"),
+    "one boolean": (True, "True as an index"),
+    "float": (1.0, "1.0 as an index"),
+    "floats": (np.array([0.0, 1.0]), "as an index"),
+    "word": ("head", "'head' as an index"),
+    "ragged": ([[0], [0, 1]], "as an index"),
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=str)
+@pytest.mark.parametrize("name", WRONG)
+def test_an_index_that_picks_nothing_is_refused_in_one_sentence(library: ArrayLibrary, name: str) -> None:
+    index, words = WRONG[name]
+    with pytest.raises(IndexError, match=words):
+        seen(library)[index]
+
+
+def test_queries_are_whole_numbers_in_one_axis() -> None:
+    x = np.ones((2, 5, 4))
+    for queries, words in (
+        ([[0, 1], [2, 3]], r"has shape \(2, 2\), expected positions of queries in one axis"),
+        (np.zeros((1, 1), int), r"has shape \(1, 1\), expected positions"),
+        (torch.zeros(2, 2, dtype=torch.int64), r"has shape \(2, 2\), expected positions"),
+        ([[0], [1, 2]], "expected the positions of queries as whole numbers"),
+        ([True, False], "expected the positions of queries as whole numbers"),
+        (["a"], "expected the positions of queries as whole numbers"),
+        ({1, 2}, "expected the positions of queries as whole numbers"),
+        (2**70, "has position 1180591620717411303424, expected -5 to 4"),
+        (np.array([2**63], np.uint64), "has position 9223372036854775808, expected -5 to 4"),
+        ([0, 10**5000], "has position a whole number of thousands of digits, expected -5 to 4"),
+    ):
+        with pytest.raises(ch.ArgumentError, match=f"^queries: .*{words}"):
+            ch.observe(x, x, x, queries=queries)
+    with pytest.raises(ch.ArgumentError, match="queries: is traced, expected numbers"):
+        jax.jit(lambda at: ch.observe(jnp.ones((2, 5, 4)), jnp.ones((2, 5, 4)), jnp.ones((2, 5, 4)), queries=at).lse)(
+            jnp.arange(2)
+        )
+    for queries in (3, [], [0, -1, 0], range(2), (1,), np.array(2), torch.tensor([4, 0]), jnp.array([1], jnp.uint8)):
+        rows = ch.observe(x, x, x, queries=queries).queries
+        assert rows.weights.shape == (2, np.size(np.asarray(queries)), 5)
+
+
+def test_nothing_without_queries() -> None:
+    x = np.ones((2, 0, 4))
+    assert ch.observe(x, x, x, queries=[]).queries.weights.shape == (2, 0, 0)
+    with pytest.raises(ch.ArgumentError, match="queries: has position 0, expected 0 to -1"):
+        ch.observe(x, x, x, queries=[0])
