@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clearhead.arrays import is_torch, is_traced
-from clearhead.errors import ArgumentError
+from clearhead.errors import ArgumentError, shown
 
 
 class Dropout(NamedTuple):
@@ -57,13 +57,15 @@ def as_dropout(value: object) -> Dropout | None:
     if value is None:
         return None
     if not (isinstance(value, tuple) and len(value) == 2):
-        raise ArgumentError("dropout", f"is {value!r}, expected (probability, seed)")
+        raise ArgumentError("dropout", f"is {shown(value)}, expected (probability, seed)")
     probability, seed = value
     if isinstance(probability, bool) or not isinstance(probability, int | float) or not 0 <= probability < 1:
-        raise ArgumentError("dropout", f"has probability {probability!r}, expected a number from 0 up to, not with, 1")
+        raise ArgumentError(
+            "dropout", f"has probability {shown(probability)}, expected a number from 0 up to, not with, 1"
+        )
     if is_torch(seed) and seed.numel() == 1 and not seed.is_floating_point():
         # drawn by PyTorch: a number where it can be read, a tensor until then
         seed = seed if is_traced(seed) else int(seed) % 2**64
     elif isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise ArgumentError("dropout", f"has seed {seed!r}, expected a whole number from 0 to 2**64 - 1")
+        raise ArgumentError("dropout", f"has seed {shown(seed)}, expected a whole number from 0 to 2**64 - 1")
     return Dropout(float(probability), seed) if probability else None

@@ -11,9 +11,11 @@ from typing import Literal
 import numpy as np
 
 from clearhead.arrays import Array, dtype_name, is_torch, is_traced, settled, to_numpy
-from clearhead.errors import ArgumentError
+from clearhead.errors import ArgumentError, shown
 
 Align = Literal["end", "start"]
+# Positions are below this, so that sums of a few of them stay within 64 bits
+LARGEST = 2**60
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,23 @@ def whole_numbers(argument: str, value: object) -> Array:
             if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
                 raise ArgumentError(argument, f"has dtype {dtype_name(numbers)}, expected whole numbers")
             return numbers
-    numbers = settled(value)
+    try:
+        numbers = settled(value)
+    except ValueError:  # lists of lists that have not the same length
+        raise ArgumentError(argument, f"is {shown(value)}, expected a whole number or an array of them") from None
     if is_torch(numbers):  # on an accelerator: they are few, and every mask needs to read them
         numbers = to_numpy(numbers)
-    if not is_traced(numbers) and numbers.dtype.kind not in "iu":
-        if numbers.size:
-            raise ArgumentError(argument, f"is {value!r}, expected a whole number or an array of them")
-        numbers = numbers.astype(np.int64)
-    return numbers if is_traced(numbers) else np.asarray(numbers, dtype=np.int64)
+    if is_traced(numbers):
+        if np.dtype(numbers.dtype).kind not in "iu":
+            raise ArgumentError(argument, f"has dtype {dtype_name(numbers)}, expected whole numbers")
+        return numbers.astype(int)  # with a sign, so that differences have one
+    if numbers.dtype.kind == "O" and all(type(number) is int for number in numbers.reshape(-1)):
+        raise ArgumentError(argument, "has a number beyond 64 bits, expected whole numbers below 2**63")
+    if numbers.dtype.kind not in "iu" and numbers.size:
+        raise ArgumentError(argument, f"is {shown(value)}, expected a whole number or an array of them")
+    if numbers.dtype == np.uint64 and numbers.size and numbers.max() > np.iinfo(np.int64).max:
+        raise ArgumentError(argument, f"has {numbers.max()}, expected whole numbers below 2**63")
+    return np.asarray(numbers, dtype=np.int64)
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -133,7 +144,10 @@ class Alignment:
         if align not in ("end", "start"):
             raise ArgumentError("align", f"is {align!r}, expected 'end' or 'start'")
         if offset is not None:
-            return cls("start", whole_numbers("offset", offset))
+            given = whole_numbers("offset", offset)
+            if isinstance(given, np.ndarray) and given.size and not -LARGEST < given.min() <= given.max() < LARGEST:
+                raise ArgumentError("offset", f"is {spelled(given)}, expected positions between -2**60 and 2**60")
+            return cls("start", given)
         return cls("end" if align == "end" else "start")
 
     def offset(self, grid: Grid) -> Array:

@@ -27,9 +27,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from clearhead.arrays import Array
-from clearhead.errors import ArgumentError
-from clearhead.grid import Align, Alignment, Grid, by_batch, part, spelled, whole_numbers
+from clearhead.arrays import Array, Library
+from clearhead.errors import ArgumentError, shown
+from clearhead.grid import LARGEST, Align, Alignment, Grid, by_batch, part, spelled, whole_numbers
 from clearhead.mask import Mask, Tile, as_mask, decided
 
 
@@ -179,12 +179,13 @@ class Documents(Mask):
 class GlobalTokens(Mask):
     """Some positions that see every key and are seen by every query."""
 
-    indices: np.ndarray
+    indices: Array
     alignment: Alignment
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         offset = self.alignment.offset(grid)
-        if isinstance(offset, np.ndarray) and offset.size and len(rows) and len(columns):
+        readable = isinstance(offset, np.ndarray) and isinstance(self.indices, np.ndarray)
+        if readable and offset.size and len(rows) and len(columns):
             low, high = rows[0] + int(offset.min()), rows[-1] + int(offset.max())
             met = ((self.indices >= low) & (self.indices <= high)) | (
                 (self.indices >= columns[0]) & (self.indices <= columns[-1])
@@ -194,7 +195,7 @@ class GlobalTokens(Mask):
 
     def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
         places = np.asarray(rows)[:, None] + self.alignment.offset(grid)
-        return decided(np.isin(places, self.indices) | np.isin(np.asarray(columns), self.indices))
+        return decided(among(places, self.indices) | among(np.asarray(columns), self.indices))
 
     def check(self, grid: Grid) -> None:
         self.alignment.check(grid)
@@ -216,7 +217,7 @@ class RandomBlocks(Mask):
     seed: int
 
     def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
-        if not rows:
+        if not rows or not columns:
             return True
         first = rows[0] // self.block
         query_block, key_block = np.asarray(rows) // self.block - first, np.asarray(columns) // self.block
@@ -249,10 +250,17 @@ def _drawn(seed: int, query_block: int, key_blocks: int, count: int) -> frozense
     return frozenset(generator.permutation(key_blocks)[:count].tolist())
 
 
+def among(places: Array, indices: Array) -> Array:
+    """True for each place that is one of the indices; either may be traced by JAX."""
+    traced = next((array for array in (places, indices) if not isinstance(array, np.ndarray)), None)
+    return np.isin(places, indices) if traced is None else Library.of(traced).xp.isin(places, indices)
+
+
 def _size(argument: str, value: object, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ArgumentError(argument, f"is {value!r}, expected a whole number of at least {least}")
-    return int(value)
+        raise ArgumentError(argument, f"is {shown(value)}, expected a whole number of at least {least}")
+    # what is longer than any sequence is as good as twice that: positions are below LARGEST on both sides of 0
+    return int(value) if value <= 2 * LARGEST else 2 * LARGEST
 
 
 def causal(*, align: Align = "end", offset: object = None) -> Mask:
@@ -332,7 +340,9 @@ def global_tokens(indices: Iterable[int], *, align: Align = "end", offset: objec
 
 def random_blocks(block: int, *, count: int, seed: int = 0) -> Mask:
     """Each block of queries sees `count` random blocks of keys; the same seed gives the same blocks everywhere."""
-    return RandomBlocks(_size("block", block, 1), _size("count", count), _size("seed", seed))
+    if _size("seed", seed) != seed:
+        raise ArgumentError("seed", f"is {shown(seed)}, expected a whole number of at most 2**61")
+    return RandomBlocks(_size("block", block, 1), _size("count", count), int(seed))
 
 
 def where(array: Array) -> Mask:

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from clearhead.arrays import Array, Library, is_array, require_array, require_floating, to_numpy
-from clearhead.errors import ArgumentError
-from clearhead.grid import Align, Alignment, Grid, cut, fitting, whole_numbers
+from clearhead.arrays import Array, Library, is_array, is_traced, require_array, require_floating, to_numpy
+from clearhead.errors import ArgumentError, shown
+from clearhead.grid import LARGEST, Align, Alignment, Grid, cut, fitting
 
 
 class Bias:
@@ -62,7 +62,7 @@ class Alibi(Bias):
 
     def tile(self, rows: range, columns: range, grid: Grid) -> Array:
         places = np.asarray(rows)[:, None] + self.alignment.offset(grid)
-        return -self.slopes[:, None, None] * np.abs(np.asarray(columns) - places)
+        return -self.slopes[:, None, None] * abs(np.asarray(columns) - places)  # abs: offsets may be traced by JAX
 
     def by_distance(self, distance: np.ndarray) -> np.ndarray:
         """(heads, …) for distances key − query: the bias depends on nothing else."""
@@ -90,8 +90,11 @@ class Relative(Bias):
         queries, keys = np.asarray(rows, dtype=np.int64), np.asarray(columns, dtype=np.int64)
         chosen = self.chosen(keys - (queries[:, None] + self.alignment.offset(grid)))
         library = Library.of(self.table)
-        flat = library.asarray(chosen.reshape(-1))
-        values = library.xp.take(self.table, flat, axis=0)  # (…·rows·columns, heads)
+        table, flat = self.table, chosen.reshape(-1)
+        if is_traced(flat):  # by JAX, which the table then becomes one of
+            library = Library.of(flat)
+            table = library.asarray(table)
+        values = library.xp.take(table, library.asarray(flat), axis=0)  # (…·rows·columns, heads)
         values = library.xp.reshape(values, (*chosen.shape, self.table.shape[1]))
         if chosen.ndim == 2:
             return library.xp.permute_dims(values, (2, 0, 1))
@@ -116,6 +119,24 @@ class Relative(Bias):
 
     def __repr__(self) -> str:
         return f"relative_bias(table{tuple(self.table.shape)}, bidirectional={self.bidirectional})"
+
+
+def distances(offset: np.ndarray, grid: Grid) -> tuple[np.ndarray, int, np.ndarray]:
+    """The distances key − query that occur with these offsets, one for each batch row: (distance, centre, place).
+
+    Row b finds query i and key j at entry i + place[b] − j + centre. Where offsets are far apart, what lies between is
+    left out, so that there are no more entries than rows have queries and keys.
+
+    >>> distance, centre, place = distances(np.array([10**8, 3]), Grid((2,), 1, 2, 4))
+    >>> distance.size, int(distance[1 + place[0] - 2 + centre])
+    (14, -99999999)
+    """
+    distinct, rank = np.unique(offset if offset.size else np.zeros(1, np.int64), return_inverse=True)
+    most = grid.queries + grid.keys + 1
+    place = np.append(0, np.cumsum(np.minimum(np.diff(distinct), most)))
+    entry = np.arange(-grid.keys, int(place[-1]) + grid.queries + 1)
+    owner = np.searchsorted(place, entry + grid.keys, side="right") - 1  # the last offset that begins before it
+    return -(entry - place[owner] + distinct[owner]), grid.keys, np.ascontiguousarray(place[rank][: offset.size])
 
 
 def _heads(argument: str, count: int, grid: Grid) -> None:
@@ -158,8 +179,12 @@ def relative_bias(
 ) -> Bias:
     """T5's relative bias: `table` (buckets, heads) holds one number for each bucket of distances and each head.
 
-    Short distances have a bucket each, longer ones share buckets of growing width up to `max_distance`. An encoder is
-    bidirectional: half the buckets are for keys after the query. A decoder is not: keys after it are all bucket 0.
+    Short distances have a bucket each, half of those on a side; longer ones share the others, of growing width up to
+    `max_distance`, which is therefore above that half. An encoder is bidirectional: half the buckets are for keys after
+    the query. A decoder is not: keys after it are all bucket 0.
+
+    >>> relative_bias(np.zeros((32, 8)), max_distance=128)
+    relative_bias(table(32, 8), bidirectional=True)
     """
     require_array("table", table)
     require_floating("table", table)
@@ -168,27 +193,37 @@ def relative_bias(
         raise ArgumentError(
             "table", f"has shape {tuple(table.shape)}, expected (buckets, heads), buckets at least {least}"
         )
-    return Relative(table, bidirectional, max_distance, Alignment.of(align, offset))
+    exact, side = table.shape[0] // least, "on each side " if bidirectional else ""
+    whole = isinstance(max_distance, int | np.integer) and not isinstance(max_distance, bool)
+    if not whole or not exact < max_distance < LARGEST:
+        raise ArgumentError(
+            "max_distance",
+            f"is {shown(max_distance)}, expected a whole number above {exact} and below 2**60:"
+            f" of {table.shape[0]} buckets the first {exact} {side}hold one distance each",
+        )
+    return Relative(table, bidirectional, int(max_distance), Alignment.of(align, offset))
 
 
-def buckets(distance: np.ndarray, count: int, *, bidirectional: bool, most: int) -> np.ndarray:
+def buckets(distance: Array, count: int, *, bidirectional: bool, most: int) -> Array:
     """The T5 bucket of each key-minus-query distance.
 
     >>> buckets(np.array([-200, -9, -1, 0, 1, 9, 200]), 32, bidirectional=True, most=128).tolist()
     [15, 8, 1, 0, 17, 24, 31]
     """
-    base = np.zeros_like(distance)
+    xp = Library.of(distance).xp
+    base = xp.zeros_like(distance)
     if bidirectional:
         count //= 2
-        base = np.where(distance > 0, count, 0)
-        far = np.abs(distance)
+        base = xp.where(distance > 0, count, 0)
+        far = xp.abs(distance)
     else:
-        far = np.maximum(-distance, 0)
+        far = xp.maximum(-distance, 0)
     exact = count // 2
     # float32, because that is where T5's checkpoints rounded: a boundary distance must fall into the same bucket
-    ratio = np.log(np.maximum(far, 1).astype(np.float32) / np.float32(exact)) / np.float32(math.log(most / exact))
-    shared = exact + (ratio * (count - exact)).astype(np.int64)
-    return base + np.where(far < exact, far, np.minimum(shared, count - 1))
+    near = xp.astype(xp.maximum(far, 1), xp.float32) / np.float32(exact)
+    ratio = xp.log(near) / np.float32(math.log(most / exact))
+    shared = exact + xp.astype(ratio * (count - exact), base.dtype)
+    return base + xp.where(far < exact, far, xp.minimum(shared, count - 1))
 
 
 @dataclass(frozen=True)
@@ -257,15 +292,17 @@ class Rotary:
         turning = width if self.dimension is None else self.dimension
         if turning > width or turning % 2:
             raise ArgumentError("x", f"has {width} features, of which {turning} cannot be turned in pairs")
-        start = whole_numbers("offset", offset)
+        start = Alignment.of("start", offset).given
+        assert start is not None
         if start.ndim:
             start = start.reshape((*start.shape, *(1,) * (x.ndim - start.ndim)))  # one for each batch row
-        angles = (np.arange(length)[:, None] + start) * self.frequencies(turning)  # (…, T, turning / 2)
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
         library = Library.of(x)
         xp, precise = library.xp, library.computing(x)
-        cos = library.asarray(magnitude * np.cos(angles), precise.dtype)
-        sin = library.asarray(magnitude * np.sin(angles), precise.dtype)
+        turns = traced_turns if is_traced(start) else turns_of
+        cos, sin = (
+            library.asarray(turn, precise.dtype) for turn in turns(start, length, self.frequencies(turning), magnitude)
+        )
         rotated, rest = precise[..., :turning], precise[..., turning:]
         if self.layout == "half":
             one, two = rotated[..., : turning // 2], rotated[..., turning // 2 :]
@@ -275,6 +312,29 @@ class Rotary:
             turned = xp.stack([one * cos - two * sin, two * cos + one * sin], axis=-1)
             turned = xp.reshape(turned, rotated.shape)
         return xp.astype(xp.concat([turned, rest], axis=-1), x.dtype)
+
+
+def turns_of(start: np.ndarray, length: int, frequencies: np.ndarray, magnitude: float) -> tuple[Array, Array]:
+    """Cosine and sine of every angle (…, T, pairs), the first row at `start`."""
+    angles = (np.arange(length)[:, None] + start) * frequencies
+    return magnitude * np.cos(angles), magnitude * np.sin(angles)
+
+
+def traced_turns(start: Array, length: int, frequencies: np.ndarray, magnitude: float) -> tuple[Array, Array]:
+    """The same where JAX traces `start`: turned by each of its bytes, from tables.
+
+    JAX mostly has float32, in which the angle of a position far out has no digits left; a turn of one byte has all.
+    """
+    cos, sin = turns_of(np.zeros((), np.int64), length, frequencies, magnitude)
+    xp = Library.of(start).xp
+    sign = xp.where(start < 0, -1, 1)
+    for place in range(start.dtype.itemsize):
+        byte = (abs(start) >> (8 * place)) & 255
+        byte = byte[..., 0] if byte.ndim else byte
+        steps = np.arange(256)[:, None] * (256.0**place * frequencies)
+        across, up = xp.asarray(np.cos(steps))[byte], xp.asarray(np.sin(steps))[byte] * sign
+        cos, sin = cos * across - sin * up, sin * across + cos * up
+    return cos, sin
 
 
 def rotary(

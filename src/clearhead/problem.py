@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from clearhead.arrays import HALF, Array, Library, dtype_name, is_torch, made, require_array, require_floating
 from clearhead.dropout import Dropout, as_dropout
-from clearhead.errors import ArgumentError
+from clearhead.errors import ArgumentError, shown
 from clearhead.grid import Grid, broadcast
 from clearhead.mask import Mask, as_mask
 from clearhead.observe import Want
@@ -49,7 +49,7 @@ class Problem:
     @property
     def group(self) -> int:
         """How many query heads share a key head."""
-        return self.grid.heads // self.key_heads
+        return self.grid.heads // self.key_heads if self.key_heads else 1
 
     @property
     def width(self) -> int:
@@ -238,10 +238,10 @@ def _number(name: str, value: Any, *, positive: bool = False) -> float:
     expected = "a finite number above 0" if positive else "a finite number"
     try:
         number = float(value)
-    except (TypeError, ValueError):
-        raise ArgumentError(name, f"is {value!r}, expected {expected}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(name, f"is {shown(value)}, expected {expected}") from None
     if isinstance(value, bool) or not math.isfinite(number) or (positive and number <= 0):
-        raise ArgumentError(name, f"is {value!r}, expected {expected}")
+        raise ArgumentError(name, f"is {shown(value)}, expected {expected}")
     return number
 
 

@@ -18,7 +18,7 @@ from clearhead.kernels.contract import Ran
 from clearhead.mask import Both, Either, Mask, Not, Where
 from clearhead.masks import Band, Before, Documents, GlobalTokens, RandomBlocks
 from clearhead.observe import Map, Observed, Rows, Top, Want
-from clearhead.positions import Added, Alibi, Bias, Relative
+from clearhead.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.problem import Problem
 
 try:
@@ -228,12 +228,11 @@ class Running:
         if isinstance(bias, Added):
             self.call.set_bias_array(self.view(settled(bias.array.detach() if is_torch(bias.array) else bias.array)))
             return
-        offset = self.by_batch(cast(Alibi | Relative, bias).alignment.offset(self.grid))
-        # the kernel reads entry query + offset − key + centre, query and key from 0
-        low, high = int(offset.min(initial=0)) - self.grid.keys, int(offset.max(initial=0)) + self.grid.queries
-        distance = -np.arange(low, high + 1)
-        table = np.ascontiguousarray(cast(Alibi | Relative, bias).by_distance(distance), dtype=np.float64)
-        self.call.set_bias_by_distance(table, distance.size, -low, offset)
+        named = cast(Alibi | Relative, bias)
+        # the kernel reads entry query + place − key + centre, query and key from 0
+        distance, centre, place = distances(self.by_batch(named.alignment.offset(self.grid)), self.grid)
+        table = np.ascontiguousarray(named.by_distance(distance), dtype=np.float64)
+        self.call.set_bias_by_distance(table, distance.size, centre, place)
 
     def empty(self, *shape: int, dtype: Any = None, zero: bool = False) -> np.ndarray:
         """Room for a result, (*batch, heads, …)."""
@@ -359,7 +358,7 @@ class Running:
         dq, dk, dv = (
             summed_like(gradient, like) for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
         )
-        by_head = None if problem.sinks is None else self.given(dsinks.reshape(-1, grid.heads).sum(0))
+        by_head = None if problem.sinks is None else self.given(dsinks.reshape(self.batch, grid.heads).sum(0))
         return Gradients(dq, dk, dv, None, by_head)
 
 

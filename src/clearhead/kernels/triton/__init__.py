@@ -7,11 +7,13 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from clearhead.arrays import Array, dtype_name
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
 from clearhead.mask import Both, Either, Mask, Not
-from clearhead.positions import Alibi
+from clearhead.positions import Alibi, Relative
 from clearhead.problem import Problem
 
 WIDEST = 256
@@ -40,6 +42,8 @@ class Triton:
             if not 1 <= size <= WIDEST:
                 return f"{size} {name} are outside 1 to {WIDEST}"
         positions = max(problem.grid.queries, problem.grid.keys)
+        if isinstance(problem.bias, Alibi | Relative) and isinstance(problem.bias.alignment.given, np.ndarray):
+            positions += int(np.abs(problem.bias.alignment.given).max(initial=0))
         longest = LONGEST_ALIBI if isinstance(problem.bias, Alibi) else LONGEST
         if positions >= longest:
             return f"{positions:,} positions are above {longest - 1:,}"

@@ -23,7 +23,7 @@ from clearhead.kernels.triton.launches import described as descriptor
 from clearhead.kernels.triton.spans import four_axes, upload
 from clearhead.kernels.triton.tape import MOST, TRIES, Recorder, Tape, tensors_of
 from clearhead.kernels.triton.tuning import Blocks, power_of_2
-from clearhead.positions import Added, Alibi, Relative
+from clearhead.positions import Added, Alibi, Relative, distances
 from clearhead.problem import Problem
 
 NOTHING = nullcontext()
@@ -219,15 +219,16 @@ class Call:
             return device.ADDED.value, array, (strides[0], strides[1], strides[2], strides[3]), 0, 0
         assert isinstance(bias, Alibi | Relative)
         where = spans.flat(bias.alignment.offset(grid), grid)
-        offset = where if isinstance(where, int) else upload(where.astype(np.int32), self.device)
         if isinstance(bias, Alibi):
+            offset = where if isinstance(where, int) else upload(where.astype(np.int32), self.device)
             slopes = upload((bias.slopes / unit).astype(np.float32), self.device)
             return device.ALIBI.value, slopes, (0, 0, 0, 0), offset, 0
-        # entry query + offset − key + centre, query and key from 0
-        low, high = int(np.min(where, initial=0)) - grid.keys, int(np.max(where, initial=0)) + grid.queries
-        chosen = upload(bias.chosen(-np.arange(low, high + 1)), self.device)
+        # entry query + place − key + centre, query and key from 0
+        distance, centre, places = distances(np.atleast_1d(where), grid)
+        place = int(places[0]) if isinstance(where, int) else upload(places.astype(np.int32), self.device)
+        chosen = upload(bias.chosen(distance), self.device)
         table = torch.as_tensor(bias.table).detach().to(self.device, torch.float32) / unit
-        return device.TABLE.value, table[chosen].T.contiguous(), (0, chosen.shape[0], 0, 0), offset, -low
+        return device.TABLE.value, table[chosen].T.contiguous(), (0, chosen.shape[0], 0, 0), place, centre
 
     def dropout(self) -> tuple[float, int, int]:
         """What kept weights are multiplied with, the threshold and the mixed seed, as signed 32-bit numbers."""
