@@ -76,6 +76,7 @@ class Mask:
             raise ArgumentError(
                 "query, key", f"({query}, {key}) lies outside {grid.queries} queries × {grid.keys} keys"
             )
+        _some(grid)
         at = (0,) * (len(batch) + 1) if at is None else at
         verdict = "may" if self.allows(query, key, grid, at) else "may not"
         return f"query {query} {verdict} attend to key {key}: {self.reason(query, key, grid, at)}"
@@ -95,6 +96,7 @@ class Mask:
         ■ ■ ■ ■ ■ ■
         """
         sizes = Grid(batch, heads, queries, queries if keys is None else keys)
+        _some(sizes)
         sign = {True: "■", False: "·", None: "▒"}
         rows, columns = bins(sizes.queries, side), bins(sizes.keys, side)
         return "\n".join(" ".join(sign[self._verdict(r, c, sizes)] for c in columns) for r in rows)
@@ -138,6 +140,12 @@ class Mask:
     def inside(self, binding: int) -> str:
         """The printed form, in brackets where the operator around it binds tighter."""
         return f"({self!r})" if self.binding < binding else repr(self)
+
+
+def _some(grid: Grid) -> None:
+    """Refuse to show a pair of a batch row or head where there is none."""
+    if 0 in (*grid.batch, grid.heads):
+        raise ArgumentError("batch, heads", f"are {grid.batch} and {grid.heads}: there is none to show")
 
 
 def as_mask(argument: str, value: Mask | Array) -> Mask:

@@ -60,13 +60,16 @@ class Dense:
 
         def back(gradient: Array, like: Array) -> Array:
             if gradient.shape[-3] != like.shape[-3]:  # query heads that share a key head
-                gradient = xp.reshape(gradient, (*gradient.shape[:-3], like.shape[-3], -1, *gradient.shape[-2:]))
+                together = (like.shape[-3], problem.group)  # not −1: an empty axis leaves it open
+                gradient = xp.reshape(gradient, (*gradient.shape[:-3], *together, *gradient.shape[-2:]))
                 gradient = xp.sum(gradient, axis=-3)
             return xp.astype(summed_to(xp, gradient, tuple(like.shape)), like.dtype)
 
         dsinks = None
         if found.dsinks is not None:
-            dsinks = xp.sum(xp.reshape(xp.sum(found.dsinks, axis=-1), (-1, problem.grid.heads)), axis=0)
+            dsinks = xp.sum(
+                xp.reshape(xp.sum(found.dsinks, axis=-1), (math.prod(problem.grid.batch), problem.grid.heads)), axis=0
+            )
         dbias = None if problem.bias is None else found.dbias
         return Gradients(back(found.dq, problem.q), back(found.dk, problem.k), back(found.dv, problem.v), dbias, dsinks)
 

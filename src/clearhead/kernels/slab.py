@@ -48,7 +48,8 @@ class Slab:
         rank = len(problem.grid.batch) + 3
         array = array[(None,) * (rank - array.ndim) + (...,)]
         *batch, heads, rows, columns = array.shape
-        together = (1, 1) if heads == 1 else (problem.key_heads, heads // problem.key_heads)
+        shared = problem.key_heads
+        together = (1, 1) if heads == 1 else (shared, heads // shared if shared else 1)
         array = array_api_compat.array_namespace(array).reshape(array, (*batch, *together, rows, columns))
         lead = array.shape[: len(self.at)]
         return array[(*(0 if size == 1 else i for size, i in zip(lead, self.at, strict=True)), ...)]

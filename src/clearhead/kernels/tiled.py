@@ -7,6 +7,7 @@ way. Tiles in which nobody may attend are never computed.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from clearhead.arrays import Array
@@ -91,7 +92,7 @@ class Tiled:
         dsinks = None
         if problem.sinks is not None:
             dsinks = xp.stack([part[3] for part in parts]) if len(parts) > 1 else parts[0][3]
-            dsinks = xp.sum(xp.reshape(dsinks, (-1, problem.grid.heads)), axis=0)
+            dsinks = xp.sum(xp.reshape(dsinks, (math.prod(problem.grid.batch), problem.grid.heads)), axis=0)
         dq, dk, dv = whole
         return Gradients(dq, dk, dv, None, dsinks)
 
