@@ -20,8 +20,9 @@ MASKS: dict[str, Callable[..., Mask]] = {
     "global_tokens": masks.global_tokens,
     "random_blocks": masks.random_blocks,
 }
-# Longer than any mask that somebody types; nothing in it can then be deep or large
+# Longer and deeper than any mask that somebody types, and far from where Python ends
 LONGEST = 2000
+DEEPEST = 100
 LARGEST = 2**40
 
 
@@ -41,12 +42,23 @@ def read_mask(text: str, argument: str = "mask") -> Mask:
             tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError, Warning):
         raise ArgumentError(argument, f"is {_cut(text)}, which is no mask: expected {_expected()}") from None
+    deep = _depth(tree.body)
+    if deep > DEEPEST:
+        raise ArgumentError(argument, f"is nested {deep} deep, expected at most {DEEPEST}")
     try:
         return _mask(tree.body, argument)
-    except RecursionError:
-        raise ArgumentError(argument, "is nested too deeply") from None
     except TypeError as mistake:  # a mask function called with other arguments than it has
         raise ArgumentError(argument, f"is {_cut(text)}: {mistake}") from None
+
+
+def _depth(tree: ast.expr) -> int:
+    """How many expressions are around the innermost one, itself included; counted without recursion."""
+    deepest, left = 0, [(tree, 1)]
+    while left:
+        node, depth = left.pop()
+        deepest = max(deepest, depth)
+        left += [(child, depth + 1) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+    return deepest
 
 
 def _mask(node: ast.expr, argument: str) -> Mask:
@@ -83,7 +95,9 @@ def _value(node: ast.expr, argument: str) -> Any:
             return [_value(item, argument) for item in items]
         case ast.Call(func=ast.Name(id="range"), args=bounds, keywords=[]) if 1 <= len(bounds) <= 3:
             return _range([_value(bound, argument) for bound in bounds], argument)
-    raise ArgumentError(argument, f"has {_cut(ast.unparse(node))}, expected a whole number, a list of them, or a range")
+    raise ArgumentError(
+        argument, f"has {_cut(ast.unparse(node))}, expected a whole number below 2**40, a list of them, or a range"
+    )
 
 
 def _range(bounds: list[Any], argument: str) -> list[int]:

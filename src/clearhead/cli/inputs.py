@@ -94,7 +94,7 @@ def given(
     if npz is not None:
         name, found = npz.name, files.read_npz("--npz", npz)
     elif npy is not None:
-        name, found = npy[0].name, {r: files.read_npy("--npy", p) for r, p in zip("qkv", npy, strict=True)}
+        name, found = npy[0].name, files.read_npy("--npy", npy)
     elif safetensors is not None:
         name, found = safetensors.name, files.read_safetensors("--safetensors", safetensors)
     elif json_input is not None:
@@ -144,7 +144,7 @@ def _embedded(name: str) -> tuple[str, str, dict[str, Any]]:
         return name, chosen.about, found | {"tokens": chosen.tokens, "query_tokens": chosen.query_tokens}
     match = re.fullmatch(r"random:(\d{1,9}),(\d{1,9}),(\d{1,9})", name)
     if match is None:
-        raise ArgumentError("EXAMPLE", f"is {name!r}, expected one of {', '.join(EXAMPLES)}, random:T,S,D")
+        raise ArgumentError("EXAMPLE", f"is {name[:60]!r}, expected one of {', '.join(EXAMPLES)}, random:T,S,D")
     queries, keys, features = map(int, match.groups())
     if min(queries, keys, features) < 1 or (queries + 2 * keys) * features > MOST_NUMBERS:
         raise ArgumentError(
@@ -168,6 +168,6 @@ def chosen_head(head: str | None) -> tuple[int, ...] | int | None:
     if head is None:
         return None
     if not re.fullmatch(r"-?\d{1,9}(,-?\d{1,9})*", head):
-        raise ArgumentError("--head", f"is {head!r}, expected a number, or batch,…,head")
+        raise ArgumentError("--head", f"is {head[:60]!r}, expected a number, or batch,…,head")
     numbers = tuple(map(int, head.split(",")))
     return numbers[0] if len(numbers) == 1 else numbers
