@@ -129,6 +129,11 @@ def summed_like(gradient: Array, like: Array) -> Array:
     return gradient
 
 
+def without_gradient(array: Array) -> Array:
+    """The same array, out of PyTorch's autograd."""
+    return array.detach() if is_torch(array) else array
+
+
 def made(kind: type[T], **fields: Any) -> T:
     """An object of a dataclass as its constructor makes it, without its checks and, if frozen, in a third of the time.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clearhead.arrays import Array, Library, dtype_name, is_torch, require_array
+from clearhead.arrays import Array, Library, dtype_name, require_array, without_gradient
 from clearhead.errors import ArgumentError
 
 
@@ -116,7 +116,7 @@ def merge(*partials: Partial) -> Partial:
         max_score = library.xp.maximum(max_score, partial.max_score)
     entropy, share = _entropy(library, partials, sums)
     # as in a call, gradients are those of output and log-sum-exp
-    entropy, share = (a.detach() if is_torch(a) else a for a in (entropy, share))
+    entropy, share = without_gradient(entropy), without_gradient(share)
     return Partial(library.xp.astype(whole.output, partials[0].output.dtype), whole.lse, max_score, entropy, share)
 
 
@@ -156,7 +156,7 @@ def _entropy(library: Library, partials: tuple[Partial, ...], sums: Sums) -> tup
 def keys_share(library: Library, sinks: Array, lse: Array) -> Array:
     """The sum of the keys' weights (…, H, T): what a sink (H,) leaves of one."""
     xp = library.xp
-    sinks, lse = (a.detach() if is_torch(a) else a for a in (sinks, lse))  # as the entropy, it carries no gradient
+    sinks, lse = without_gradient(sinks), without_gradient(lse)
     logits = library.asarray(sinks, lse.dtype)[:, None]
     rest = 0.0 - xp.expm1(logits - xp.where(lse == -xp.inf, 0.0, lse))
     # a sink that is all there is may come out a rounding above the log-sum-exp
