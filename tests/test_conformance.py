@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import pytest
 from budget import check, expected
 from cases import CASES, Case
-from conformance import CHECKS, REFUSED, built
+from conformance import CHECKS, INSTRUCTION_SETS, REFUSED, built
 from libraries import LIBRARIES, ArrayLibrary, numbers
 
 import clearhead as ch
 from clearhead.choose import KERNELS
-from clearhead.kernels.compiled import compiled
+from clearhead.kernels.compiled import compiled, native
 from clearhead.kernels.tiled import tiled
 
 # The tiled kernel also in tiles that are smaller than every case, so that tiles are merged and edges are met. JAX
@@ -20,8 +20,12 @@ from clearhead.kernels.tiled import tiled
 RUNS = [pytest.param(kernel, library) for kernel in ("dense", "tiled") for library in LIBRARIES]
 RUNS += [pytest.param("tiled 5×7", library) for library in LIBRARIES if library.name != "jax"]
 RUNS += [pytest.param("compiled", library, marks=built) for library in LIBRARIES if library.name in ("numpy", "torch")]
-# one of the other instruction sets runs on every machine
-RUNS += [pytest.param("compiled portable", LIBRARIES[0], marks=built)]
+# and for the other instruction sets that the machine has, by name: `portable` runs on every machine
+RUNS += [
+    pytest.param(f"compiled {isa}", LIBRARIES[0], marks=built)
+    for isa in INSTRUCTION_SETS
+    if isa != native.instruction_set()
+]
 
 
 @pytest.fixture

@@ -28,4 +28,4 @@ for set in $sets; do
 done
 $compiler -std=gnu++17 -O2 -Isrc/clearhead/native tests/native/replay.cpp $objects -o "$out/replay" -lpthread
 export CLEARHEAD_EMULATE="$qemu $out/replay" CLEARHEAD_TEST_NATIVE="$PWD/tests/native/emulated.py"
-exec "$python" -m pytest --quiet -k "compiled and numpy" tests/test_conformance.py
+exec "$python" -m pytest --quiet -k "compiled and (numpy or borders)" tests/test_conformance.py tests/test_borders.py

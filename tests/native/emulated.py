@@ -1,4 +1,4 @@
-"""Stands in for the compiled kernel: each call is handed to a program for another machine, run under emulation.
+"""Stands in for the compiled kernel: calls are handed to a program for another machine, run under emulation.
 
 CLEARHEAD_EMULATE is the command that runs `replay`; CLEARHEAD_TEST_NATIVE names this file; the conformance suite then
 holds the other machine's kernel to every case.
@@ -6,6 +6,7 @@ holds the other machine's kernel to every case.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import shlex
@@ -21,7 +22,61 @@ WIDTHS = {0: "<f4", 1: "<f8", 2: "<u2", 3: "<u2", 4: "|u1"}
 
 def instruction_set() -> str:
     """What the other machine chooses by itself."""
-    return "emulated"
+    return next(name for name in ("neon", "avx2", "portable") if has(name))
+
+
+def listed(isa: str, wide: bool) -> str | None:
+    """What the program prints of an instruction set; None where it does not have it."""
+    command = [*COMMAND, isa, "double" if wide else "float"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout if done.returncode == 0 else None
+
+
+def has(isa: str) -> bool:
+    """True where the other machine has an instruction set."""
+    return listed(isa, False) is not None
+
+
+def sizes(isa: str, wide: bool) -> dict[str, dict[str, int]]:
+    """{axis: {name: size}}, as the kernel itself says it."""
+    lines = listed(isa, wide)
+    if lines is None:
+        raise ValueError(f"this machine does not have the instruction set {isa}")
+    found: dict[str, dict[str, int]] = {}
+    for line in lines.splitlines():
+        axis, name, size = line.split(",")
+        found.setdefault(axis, {})[name] = int(size)
+    return found
+
+
+class Program:
+    """The program that answers calls: started by the first, and anew after one that it did not survive."""
+
+    def __init__(self) -> None:
+        self.running: subprocess.Popen[bytes] | None = None
+
+    def ask(self, message: bytes) -> bytes:
+        """The answer to one call."""
+        if self.running is None or self.running.poll() is not None:
+            self.end()
+            self.running = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.running.stdin is not None
+        assert self.running.stdout is not None
+        self.running.stdin.write(message)
+        self.running.stdin.flush()
+        size = self.running.stdout.read(8)
+        if len(size) < 8:
+            raise RuntimeError(f"the emulated kernel ended with {self.running.wait()}")
+        return self.running.stdout.read(struct.unpack("<q", size)[0])
+
+    def end(self) -> None:
+        """Its standard input is closed, upon which it ends."""
+        if self.running is not None:
+            self.running.communicate()
+
+
+program = Program()
+atexit.register(program.end)
 
 
 class Memory:
@@ -192,8 +247,7 @@ class Call:
         message += [many(ctypes.string_at(address, size) if size else b"") for address, size in self.flat()]
         message.append(number(bool(self.each[0]), self.top[0], bool(self.received[1]), self.received[0], *self.map[:2]))
         message += [many(self.weights[0]), number(self.weights[1])]
-        done = subprocess.run(COMMAND, input=b"".join(message), capture_output=True, check=True, timeout=300)
-        self.bring_home(done.stdout)
+        self.bring_home(program.ask(b"".join(message)))
 
     def bring_home(self, answer: bytes) -> None:
         views, place = self.views(), 0

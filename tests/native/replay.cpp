@@ -1,5 +1,6 @@
-// One call of the compiled kernel, read from standard input and answered on standard output: how a kernel built for another
-// machine is run under emulation. `emulated.py` writes what this reads; every array is dense and in order.
+// Calls of the compiled kernel, read from standard input and answered on standard output: how a kernel built for another
+// machine is run under emulation. `emulated.py` writes what this reads; every array is dense and in order. With the name of an
+// instruction set and `float` or `double` it prints that kernel's sizes instead, and ends with 5 where there is no such set.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -56,9 +57,8 @@ const Kernel* chosen(const std::string& name) {
   return name == "portable" ? portable::kernel() : nullptr;
 }
 
-}  // namespace
-
-int main() {
+// One call; the number of bytes goes before them.
+int answer() {
   const auto name_bytes = take_many<char>();
   const Kernel* kernel = chosen(std::string(name_bytes.begin(), name_bytes.end()));
   if (!kernel) return 5;
@@ -131,6 +131,29 @@ int main() {
   want.rows = flat[11].data();
 
   (back ? kernel->backward : kernel->forward)(call, 2);
-  for (int i : {3, 5, 6, 7}) give(held[i].bytes.data(), held[i].bytes.size());
-  for (auto& room : flat) give(room.data(), room.size());
+  std::vector<const std::vector<char>*> parts;
+  for (int i : {3, 5, 6, 7}) parts.push_back(&held[i].bytes);
+  for (const auto& room : flat) parts.push_back(&room);
+  int64_t bytes = 0;
+  for (const auto* part : parts) bytes += int64_t(part->size());
+  give(&bytes, sizeof bytes);
+  for (const auto* part : parts) give(part->data(), part->size());
+  std::fflush(stdout);
+  return 0;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count == 3) {
+    const Kernel* kernel = chosen(words[1]);
+    if (!kernel) return 5;
+    for (const Size& size : kernel->sizes(words[2] == std::string("double")))
+      std::printf("%s,%s,%lld\n", size.axis, size.name, static_cast<long long>(size.size));
+    return 0;
+  }
+  for (int next; (next = std::getc(stdin)) != EOF;) {
+    std::ungetc(next, stdin);
+    if (const int failed = answer()) return failed;
+  }
 }

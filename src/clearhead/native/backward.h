@@ -14,6 +14,7 @@ namespace CLEARHEAD_ISA {
 
 constexpr int64_t kBackTile = 192;  // keys in a tile: whole blocks and whole panels, in every instruction set
 constexpr int64_t kTogether = 8;    // panels of queries over which dk and dv are summed at once
+static_assert(kBackTile <= kTile);  // the scorer remembers what was allowed in a tile of at most that many keys
 
 // A panel of queries: packed, with what the softmax knows of each.
 template <class T> struct Asking {
@@ -28,10 +29,10 @@ template <class T> class Backward {
  public:
   static constexpr int panel = kPanel<T>;
   static constexpr int64_t kGrain = std::lcm(kRows, panel);  // whole blocks and whole panels
+  static_assert(kBackTile % kGrain == 0);
 
   // Room for a call; what an earlier one left is used again.
   void begin(const Call& call) {
-    static_assert(kBackTile % kGrain == 0);
     call_ = &call;
     features_ = rounded(call.features, kRows);
     width_ = rounded(call.width, kRows);

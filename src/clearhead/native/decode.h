@@ -8,6 +8,8 @@ namespace CLEARHEAD_ISA {
 
 constexpr int64_t kFewRows = 4;     // queries that share a key head, up to which reading beats packing
 constexpr int64_t kPiece = 2048;    // keys in a piece: fixed, so that the result does not depend on the threads
+constexpr int kAtOnce = 4;          // keys read together: their sums do not wait for one another
+constexpr int kPowers = 4;          // vectors of exponentials side by side
 
 inline bool decodes(const Call& call) {
   return call.queries * call.group() <= kFewRows && call.keys >= 1 && !call.wanted.second_look();
@@ -19,11 +21,11 @@ template <class T> struct Piece {
   std::vector<T> values;
 };
 
-// Rows of the caller's array, four at a time.
+// Rows of the caller's array, kAtOnce at a time.
 template <class T> class Reader {
  public:
   Reader(const View& view, int64_t b, int64_t h, int64_t columns)
-      : view_(view), base_(view.at(b, h)), columns_(columns), scratch_(4 * columns),
+      : view_(view), base_(view.at(b, h)), columns_(columns), scratch_(kAtOnce * columns),
         direct_(view.col == int64_t(sizeof(T)) && view.type == (sizeof(T) == 4 ? kFloat32 : kFloat64)) {}
 
   // One row, into place `slot` of the scratch room; the caller's own memory where it can be used as it lies.
@@ -44,8 +46,6 @@ template <class T> class Reader {
   std::vector<T> scratch_;
   bool direct_;
 };
-
-constexpr int kAtOnce = 4;  // keys read together: their sums do not wait for one another
 
 // Dot products of one query with some keys.
 template <class T, int count> inline void dots(const T* q, int64_t columns, const T* const* keys, T* out) {
@@ -85,6 +85,7 @@ inline void add_weighted(const T* weights, const T* const* rows, int64_t columns
 // fastest in its own order. `stretch` vectors of the query, or of the sums, stay in registers while the rows stream by,
 // where that is the whole row (`whole`); else they come from the first cache.
 constexpr int kStretch = 16;
+static_assert(kStretch % 4 == 0);  // four sums, so that none waits for the one before
 
 template <class T> inline bool streams(const Reader<T>& reader, int64_t columns) {
   return columns % (kStretch * kLanes<T>) == 0 && reader.direct();
@@ -153,16 +154,16 @@ inline void finish_scores(const Call& call, const Units<T>& units, int64_t b, in
     if (!allowed[j - j0]) s[j - j0] = -std::numeric_limits<T>::infinity();
 }
 
-// 2^((s − largest) · factor) in place; the sums of one piece. `s` has room for a multiple of a panel, filled with −inf.
+// 2^((s − largest) · factor) in place; the sums of one piece. `count` is a multiple of kPowers vectors, filled up with −inf.
 template <class T> inline Piece<T> exponentials(T* s, int64_t count, T factor, int64_t width) {
-  constexpr int lanes = kLanes<T>, many = 4;
+  constexpr int lanes = kLanes<T>, many = kPowers;
   constexpr T none = -std::numeric_limits<T>::infinity();
   Piece<T> piece;
   Vec<T> top[many];
   for (auto& x : top) x = all<T>(none);
   for (int64_t k = 0; k < count; k += many * lanes)
     for (int x = 0; x < many; ++x) top[x] = max(top[x], load<T>(s + k + x * lanes));
-  top[0] = max(max(top[0], top[1]), max(top[2], top[3]));
+  for (int x = 1; x < many; ++x) top[0] = max(top[0], top[x]);
   piece.largest = top[0][0];
   for (int x = 1; x < lanes; ++x) piece.largest = top[0][x] <= piece.largest ? piece.largest : top[0][x];  // NaN stays
   const T shift = piece.largest == none ? T(0) : piece.largest;
@@ -187,7 +188,7 @@ template <class T>
 void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t j1, Piece<T>* pieces) {
   const Units<T> units(call);
   const int64_t group = call.group(), rows = group * call.queries;
-  const int64_t count = rounded(j1 - j0, 4 * kLanes<T>);  // room for each row
+  const int64_t count = rounded(j1 - j0, kPowers * kLanes<T>);  // room for each row
   std::vector<T> q(rows * call.features), s(rows * count, -std::numeric_limits<T>::infinity());
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t h = head * group + r / call.queries, i = r % call.queries;

@@ -30,6 +30,7 @@ constexpr int kBytes = 16, kVecs = 2, kRows = 4, kExpVecs = 4;
 
 template <class T> constexpr int kLanes = kBytes / int(sizeof(T));
 template <class T> constexpr int kPanel = kVecs * kLanes<T>;
+static_assert(kBytes % sizeof(double) == 0);
 
 template <class T> struct Bits;
 template <> struct Bits<float> { using type = int32_t; };

@@ -17,6 +17,7 @@ constexpr int64_t kSplitHeads = 8;           // heads from which on each is diff
 constexpr int64_t kSmallPanels = 2;         // panels of queries in a small task
 constexpr int64_t kChunkBlocks = 8;         // blocks of queries that one observer watches, at least
 constexpr int64_t kMostChunks = 32;         // observers of a head: each keeps a number for each key
+static_assert(kPackStep % kRows == 0);      // a task packs whole blocks
 
 struct Range { int64_t first, last; };
 
@@ -193,11 +194,42 @@ void backward(const Call& call, int threads) {
   else backward_as<float>(call, threads);
 }
 
+// Every size at whose border something happens: the tests take cases on both sides of each of them from here. What is counted
+// while decoding has an axis of its own, since few queries go another way.
+template <class T> std::vector<Size> sizes_as() {
+  constexpr int64_t panel = kPanel<T>, lanes = kLanes<T>, block = kPanels * panel;
+  return {{"keys", "rows", kRows},
+          {"keys", "grain", Backward<T>::kGrain},
+          {"keys", "mask_step", kMaskStep},
+          {"keys", "back_tile", kBackTile},
+          {"keys", "tile", kTile},
+          {"keys", "splits", kSplitHeads * kBackTile},
+          {"keys", "pack_step", kPackStep},
+          {"queries", "few_rows", kFewRows},
+          {"queries", "panel", panel},
+          {"queries", "small", kSmallPanels * panel},
+          {"queries", "block", block},
+          {"queries", "together", kTogether * panel},
+          {"queries", "chunk", kChunkBlocks * block},
+          {"queries", "chunks", kMostChunks * kChunkBlocks * block},
+          {"features", "turned", 4},
+          {"features", "rows", kRows},
+          {"heads", "split_heads", kSplitHeads},
+          {"decoded keys", "at_once", kAtOnce},
+          {"decoded keys", "exponentials", kPowers * lanes},
+          {"decoded keys", "piece", kPiece},
+          {"decoded features", "lanes", lanes},
+          {"decoded features", "pair", 2 * lanes},
+          {"decoded features", "stretch", kStretch * lanes}};
+}
+
+std::vector<Size> sizes(bool wide) { return wide ? sizes_as<double>() : sizes_as<float>(); }
+
 #define CLEARHEAD_TEXT(x) #x
 #define CLEARHEAD_NAME(x) CLEARHEAD_TEXT(x)
 
 const Kernel* kernel() {
-  static const Kernel here{CLEARHEAD_NAME(CLEARHEAD_ISA), forward, backward};
+  static const Kernel here{CLEARHEAD_NAME(CLEARHEAD_ISA), forward, backward, sizes};
   return &here;
 }
 

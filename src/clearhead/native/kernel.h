@@ -4,10 +4,18 @@
 
 namespace clearhead {
 
+// A size at whose border something happens, and the axis along which it is counted.
+struct Size {
+  const char* axis;
+  const char* name;
+  int64_t size;
+};
+
 struct Kernel {
   const char* name;
   void (*forward)(const Call&, int threads);
   void (*backward)(const Call&, int threads);
+  std::vector<Size> (*sizes)(bool wide);
 };
 
 namespace portable { const Kernel* kernel(); }

@@ -24,6 +24,7 @@ inline void micro(const T* __restrict a, const T* __restrict b, int64_t depth, T
 #if defined(CLEARHEAD_NEON)
 // The same for 8 × 12 floats, with the registers named: compilers copy accumulators around this loop, which costs a
 // third of its speed. v8–v31 hold the sums, three registers a row; v0–v2 twelve of B, v4 and v5 eight of A.
+static_assert(kRows == 8 && kPanel<float> == 12);
 #define CLEARHEAD_ROW(op, x, y, z, factor)      \
   op " v" #x ".4s, v0.4s, " factor "\n"         \
   op " v" #y ".4s, v1.4s, " factor "\n"         \

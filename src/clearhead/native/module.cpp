@@ -47,9 +47,24 @@ template <auto Field> void set_pointer(nb::class_<Call>& call, const char* name)
       [](Call& c, uintptr_t address) { c.*Field = static_cast<std::decay_t<decltype(c.*Field)>>(pointer(address)); });
 }
 
-void run(const Call& call, const std::string& isa, int threads, bool back) {
+const Kernel* named(const std::string& isa) {
   const Kernel* kernel = chosen(isa);
   if (!kernel) throw std::invalid_argument("this machine does not have the instruction set " + isa);
+  return kernel;
+}
+
+// {axis: {name: size}}: everything at whose border something happens.
+nb::dict sizes(const std::string& isa, bool wide) {
+  nb::dict found;
+  for (const Size& size : named(isa)->sizes(wide)) {
+    if (!found.contains(size.axis)) found[size.axis] = nb::dict();
+    nb::cast<nb::dict>(found[size.axis])[size.name] = size.size;
+  }
+  return found;
+}
+
+void run(const Call& call, const std::string& isa, int threads, bool back) {
+  const Kernel* kernel = named(isa);
   nb::gil_scoped_release released;
   (back ? kernel->backward : kernel->forward)(call, threads);
 }
@@ -134,5 +149,6 @@ NB_MODULE(_native, m) {
   set_pointer<&Call::dsinks>(call, "dsinks");
 
   m.def("instruction_set", [] { return std::string(chosen("")->name); });
+  m.def("sizes", sizes);
   m.def("has", [](const std::string& name) { return chosen(name) != nullptr; });
 }

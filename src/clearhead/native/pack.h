@@ -159,7 +159,7 @@ inline void point_to_rows(const View& view, int64_t b, int64_t h, int64_t first,
 template <class T>
 inline void pack_rows(const View& view, int64_t b, int64_t h, int64_t first, int64_t count, int64_t columns, int width,
                       T* scratch, T* out, uint8_t* odd = nullptr) {
-  const T* rows[64];
+  const T* rows[std::max(kPanel<T>, kRows)];
   for (int64_t p = 0; p < count; p += width) {
     T* panel = out + p * columns;
     const int64_t real = std::min<int64_t>(width, count - p);

@@ -8,9 +8,12 @@ namespace clearhead {
 namespace CLEARHEAD_ISA {
 
 constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
-constexpr int64_t kTile = 512;      // keys in a tile: its scores stay in the first cache, its keys and values in the second
+// keys in a tile, whole blocks of them: its scores stay in the first cache, its keys and values in the second
+constexpr int64_t kTile = 512 / kRows * kRows;
 constexpr int64_t kMaskStep = 32;   // keys for which a mask is decided at once inside a tile
 constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
+// keys are packed by blocks of kRows: what starts anywhere else reads other keys than it means
+static_assert(kTile % kRows == 0);
 
 // How scores are kept until the exponential. Where a score is only a scaled product it stays unscaled, and the scale is
 // part of the one multiply-add before 2^x; else it is in nats.

@@ -115,6 +115,7 @@ template <class T> struct Rows {
   // which of the panel's vectors the first of them belongs to.
   template <class Act> CLEARHEAD_INLINE static void in_groups(T* s, int64_t count, Act act) {
     constexpr int keys = std::lcm(kExpVecs, kVecs) / kVecs, groups = keys * kVecs / kExpVecs;
+    static_assert(groups * kExpVecs == keys * kVecs);
     int64_t k = 0;
     for (; k + keys <= count; k += keys) in_group(s + k * panel, act, std::make_integer_sequence<int, groups>());
     for (; k < count; ++k) act(s + k * panel, Group<kVecs, 0>());

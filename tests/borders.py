@@ -1,0 +1,79 @@
+"""Problems on both sides of every size at which a kernel does something else: where a block, tile, panel or step ends.
+
+A kernel says its sizes, `{axis: {name: size}}`, and the cases follow them when they change. Features are few, so that
+sizes of thousands stay cheap; the axis that is not looked at is short and prime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from cases import BY_NAME, Case
+
+import clearhead as ch
+
+Sizes = dict[str, dict[str, int]]
+T, S, D, DV = 7, 11, 3, 2
+LONG = 4096  # from here on queries go unmasked, and nothing is taken twice
+WIDEST = 512
+
+
+def masks(axis: str, n: int) -> dict[str, dict[str, Any]]:
+    """What is laid over n keys or queries: masks that begin and end beside the border or in the middle of a tile."""
+    if axis == "queries":
+        return {
+            "causal": {"options": _mask(ch.causal(align="start"))},
+            "window": {"options": _mask(ch.window(n // 3, 2))},
+        }
+    found = {"causal": {"options": _mask(ch.causal())}}
+    if n > 5:
+        # the lowest key that each query sees lies inside a tile, and not at the start of a block
+        found["window"] = {"options": _mask(ch.window(n // 3 + 1))}
+        found["NaN padding"] = {"options": _mask(ch.lengths(n - 2)), "prepare": _padding}
+    return found
+
+
+def _mask(mask: Any) -> Any:
+    return lambda rng: {"mask": mask}
+
+
+def _padding(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    k[..., -2:, :], v[..., -2:, :] = np.nan, np.nan
+
+
+def shapes(axis: str, n: int, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """q, k and v that are n long along an axis."""
+    if axis == "heads":
+        keys = 2 * sizes["keys"]["back_tile"] + 1
+        return {"q": (n, T, D), "k": (n, keys, D), "v": (n, keys, DV)}
+    if axis == "queries":
+        return {"q": (1, n, D), "k": (1, S, D), "v": (1, S, DV)}
+    queries = 1 if axis.startswith("decoded") else T
+    if axis.endswith("features"):
+        return {"q": (1, queries, n), "k": (1, S, n), "v": (1, S, n)}
+    return {"q": (1, queries, D), "k": (1, n, D), "v": (1, n, DV)}
+
+
+def cases(sizes: Sizes, dtypes: Iterable[str] = ("float32",)) -> list[Case]:
+    """On both sides of every size: one less, itself, one more, and one more than twice."""
+    found: dict[str, Case] = {}
+    for axis, named in sizes.items():
+        counts = {n for size in named.values() for n in _around(axis, size)}
+        for n in sorted(counts):
+            laid = {"unmasked": {}}
+            if axis == "keys" or (n <= LONG and axis in ("queries", "decoded keys")):
+                laid |= masks(axis, n)
+            for what, options in laid.items():
+                for dtype in dtypes:
+                    case = Case(f"{n} {axis}, {what}, {dtype}", dtype=dtype, **shapes(axis, n, sizes), **options)
+                    found[case.name] = case
+    BY_NAME.update(found)  # where the budget looks for what must come out
+    return list(found.values())
+
+
+def _around(axis: str, size: int) -> list[int]:
+    near = [size - 1, size, size + 1] + ([2 * size + 1] if size <= LONG else [])
+    most = WIDEST if axis.endswith("features") else max(near)
+    return [n for n in near if 1 <= n <= most]

@@ -1,0 +1,56 @@
+"""Every kernel on both sides of each of its sizes, the compiled one for every instruction set that the machine has."""
+
+from __future__ import annotations
+
+import borders
+import pytest
+from cases import Case
+from conformance import INSTRUCTION_SETS, built, whole
+from libraries import LIBRARIES
+
+from clearhead.kernels.compiled import compiled, native
+from clearhead.kernels.tiled import tiled
+
+NUMPY = LIBRARIES[0]
+
+
+def compiled_cases() -> list[pytest.ParameterSet]:
+    runs = []
+    for isa in INSTRUCTION_SETS:
+        for wide, dtype in ((False, "float32"), (True, "float64")):
+            runs += [(isa, case) for case in borders.cases(native.sizes(isa, wide), [dtype])]
+    return [pytest.param(isa, case, id=f"{isa}-{case}") for isa, case in runs]
+
+
+@built
+@pytest.mark.parametrize(("isa", "case"), compiled_cases())
+def test_the_compiled_kernel_on_both_sides_of_its_sizes(isa: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "isa", isa)
+    whole("compiled", case, NUMPY)
+
+
+TILES = {"keys": {"columns": tiled.columns}, "queries": {"rows": tiled.rows}}
+
+
+@pytest.mark.parametrize("case", borders.cases(TILES), ids=str)
+def test_the_tiled_kernel_on_both_sides_of_its_tiles(case: Case) -> None:
+    whole("tiled", case, NUMPY)
+
+
+@built
+def test_the_sizes_of_the_compiled_kernel_divide_one_another() -> None:
+    for isa in INSTRUCTION_SETS:
+        for wide in (False, True):
+            sizes = native.sizes(isa, wide)
+            keys, queries = sizes["keys"], sizes["queries"]
+            for name in ("grain", "back_tile", "tile", "splits", "pack_step"):
+                assert keys[name] % keys["rows"] == 0, (isa, wide, name)
+            for name in ("small", "block", "together", "chunk", "chunks"):
+                assert queries[name] % queries["panel"] == 0, (isa, wide, name)
+            assert keys["back_tile"] % queries["panel"] == 0, (isa, wide)
+
+
+@built
+def test_an_instruction_set_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="this machine does not have the instruction set sse9"):
+        native.sizes("sse9", False)
