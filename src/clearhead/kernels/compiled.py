@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
+from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
@@ -270,7 +272,7 @@ class Running:
         found: dict[str, Any] = {"max_score": None, "entropy": None}
         if problem.want is not None:
             found = self.want(problem.want)
-        call.forward(isa, self.threads())
+        self.go(call.forward, isa)
         if problem.want is not None and problem.want.map is not None:
             self.divide(found["map"])
         if "queries" in found:  # in the order asked for, and as often
@@ -329,11 +331,14 @@ class Running:
         ]
         pooled.mean[...] /= np.multiply.outer(*map(np.asarray, sizes)).reshape(pooled.mean.shape[-2:])
 
-    def threads(self) -> int:
-        """One thread for a call that ends before a second would have started."""
+    def go(self, run: Callable[[str, int], None], isa: str) -> None:
+        """One thread for a call that ends before a second would have started; a longer one can be interrupted."""
         grid, problem = self.grid, self.problem
         work = self.batch * grid.heads * grid.queries * grid.keys * (problem.q.shape[-1] + problem.width)
-        return threads() if work > SMALL_WORK else 1
+        large = work > SMALL_WORK
+        # Python runs the handlers of signals in its main thread alone
+        self.call.interruptible = large and threading.get_ident() == threading.main_thread().ident
+        run(isa, threads() if large else 1)
 
     def backward(
         self, isa: str, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None
@@ -354,7 +359,7 @@ class Running:
             found.append(gradient)
         dsinks = self.empty(zero=True)
         call.dsinks = at(dsinks)
-        call.backward(isa, self.threads())
+        self.go(call.backward, isa)
         dq, dk, dv = (
             summed_like(gradient, like) for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
         )

@@ -93,9 +93,11 @@ template <class T> class Backward {
              int64_t first, int64_t last) {
     T factors[kPanel<T>];
     std::fill(factors, factors + panel, factor);
-    for (int64_t i = first; i < last; i += panel)
+    for (int64_t i = first; i < last; i += panel) {
+      if ((i - first) % kBackTile == 0) call_->stop.check();
       unpack_rows<T>(sums + (i - first) * padded, panel, std::min<int64_t>(panel, last - i), columns, factors,
                      scratch_.data(), view, b, head, i);
+    }
   }
 
  private:
@@ -105,9 +107,14 @@ template <class T> class Backward {
     k_.resize(padded * call_->features);       // [key block][feature][kRows]: for scores
     v_.resize(padded * call_->width);          // [key block][width][kRows]: for dweights
     k_columns_.resize(features_ * count);     // [feature block][key][kRows]: for dq
-    pack_rows<T>(call_->k, b, head, first, count, call_->features, kRows, scratch_.data(), k_.data(), odd_.data());
-    pack_rows<T>(call_->v, b, head, first, count, call_->width, kRows, scratch_.data(), v_.data(), odd_.data());
-    pack_columns<T>(call_->k, b, head, first, count, call_->features, count * kRows, scratch_.data(), k_columns_.data());
+    for (int64_t at = 0; at < count; at += kBackTile) {
+      const int64_t many = std::min(kBackTile, count - at);
+      uint8_t* odd = odd_.data() + at;
+      call_->stop.check();
+      pack_rows<T>(call_->k, b, head, first + at, many, call_->features, kRows, scratch_.data(), k_.data() + at * call_->features, odd);
+      pack_rows<T>(call_->v, b, head, first + at, many, call_->width, kRows, scratch_.data(), v_.data() + at * call_->width, odd);
+      pack_columns<T>(call_->k, b, head, first + at, many, call_->features, count * kRows, scratch_.data(), k_columns_.data() + at * kRows);
+    }
     any_odd_ = std::any_of(odd_.begin(), odd_.end(), [](uint8_t x) { return x; });
   }
 
@@ -122,6 +129,7 @@ template <class T> class Backward {
       alive = load_queries(b, h, i0 + p * panel, std::min(i0 + (p + 1) * panel, i1), p) || alive;
     if (!alive) return;
     for (int64_t j0 = first; j0 < last; j0 += kBackTile) {
+      call_->stop.check();
       const int64_t j1 = std::min({j0 + kBackTile, last, span.high});
       if (j0 < j1 && span.low < j0 + kBackTile) tile(scorer, panels, first, j0, j1, dq + i0 * features_);
     }

@@ -266,7 +266,7 @@ template <class T> void decode(const Call& call, int threads) {
   const int64_t count = (call.keys + kPiece - 1) / kPiece;
   std::vector<Piece<T>> pieces(heads * count * rows);
   call.uses(int64_t(pieces.size()) * int64_t(sizeof(Piece<T>) + call.width * sizeof(T)));
-  parallel(heads * count, threads, [&] {
+  parallel(call.stop, heads * count, threads, [&] {
     return [&](int64_t task) {
       const int64_t n = task / count, j0 = task % count * kPiece;
       decode_piece<T>(call, n / call.key_heads, n % call.key_heads, j0, std::min(j0 + kPiece, call.keys),

@@ -85,6 +85,7 @@ void forward_block(const Call& call, const Packed<T>& packed, int64_t b, int64_t
 
   for (int look = 0; look < (observer ? 2 : 1); ++look) {
     for (int64_t tile = 0; tile < call.keys; tile += kTile) {
+      call.stop.check();
       for (int64_t i0 = first; i0 < last; i0 += panel) {
         const int64_t i1 = std::min(i0 + panel, last), place = (i0 - first) / panel;
         const Span span = scorer.mask.span(i0, i1);

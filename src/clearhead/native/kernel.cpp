@@ -68,7 +68,7 @@ template <class T> struct HeadWorker {
 
   void prepare(int64_t n, int64_t step) {
     const Range keys = all.steps[step];
-    all.packed[n]->pack(all.call, n / all.call.key_heads, n % all.call.key_heads, keys.first, keys.last - keys.first, work.scratch.data());
+    all.packed[n]->pack(all.call, n / all.call.key_heads, n % all.call.key_heads, keys.first, keys.last, work.scratch.data());
   }
 
   void run(int64_t n, int64_t task) {
@@ -101,17 +101,19 @@ template <class T> void forward_as(const Call& call, int threads) {
   if (decodes(call)) return decode<T>(call, threads);
   Heads<T> heads(call);
   const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(threads, heads.count * heads.tasks));
-  // kept for the next call of this thread: fresh memory costs more than packing does
-  static thread_local std::vector<Packed<T>> rooms;
+  // Kept for the next call of this thread: fresh memory costs more than packing does. While a call has them nobody else does,
+  // since a signal's handler may call again; a call that is interrupted frees them.
+  static thread_local std::vector<Packed<T>> kept_rooms;
+  std::vector<Packed<T>> rooms = std::move(kept_rooms);
   if (int64_t(rooms.size()) < workers) rooms.resize(workers);
   Packed<T>* const room = rooms.data();
-  parallel_groups(heads.count, int64_t(heads.steps.size()), heads.tasks, int(workers),
+  parallel_groups(call.stop, heads.count, int64_t(heads.steps.size()), heads.tasks, int(workers),
                   [&](int64_t worker) { return HeadWorker<T>(heads, room[worker]); });
   if (heads.count)
     call.uses(workers * Workspace<T>(call).bytes() + std::min(workers, heads.count) * (heads.packed[0]->bytes() + heads.observing));
   int64_t kept = 0;
   for (auto& packed : rooms) kept += packed.bytes();
-  if (kept > kKeptBytes) std::vector<Packed<T>>().swap(rooms);  // a long sequence is not held on to
+  if (kept <= kKeptBytes) kept_rooms = std::move(rooms);  // a long sequence is not held on to
 }
 
 void forward(const Call& call, int threads) {
@@ -129,6 +131,7 @@ template <class T> void sink_gradients(const Call& call) {
         const int64_t at = call.row_of(b, h) + i;
         const T denominator = static_cast<const T*>(call.total)[at];
         if (denominator == 0) continue;
+        if (i % kTile == 0) call.stop.check();
         read_row<T>(call.out.at(b, h) + i * call.out.row, call.out.type, call.out.col, call.width, output.data());
         read_row<T>(call.dout.at(b, h) + i * call.dout.row, call.dout.type, call.dout.col, call.width, dout.data());
         T spread = 0;
@@ -149,7 +152,8 @@ template <class T> void backward_as(const Call& call, int threads) {
   const int64_t step = std::max(rounded((call.keys + most - 1) / most, kBackTile), kBackTile);
   const int64_t splits = std::max<int64_t>((call.keys + step - 1) / step, 1);
   const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(threads, heads * splits));
-  static thread_local std::vector<Backward<T>> rooms;  // kept for the next call of this thread
+  static thread_local std::vector<Backward<T>> kept_rooms;  // as in the forward pass
+  std::vector<Backward<T>> rooms = std::move(kept_rooms);
   if (int64_t(rooms.size()) < workers) rooms.resize(workers);
   Backward<T>* const room = rooms.data();
   std::atomic<int64_t> taken{0};
@@ -160,24 +164,26 @@ template <class T> void backward_as(const Call& call, int threads) {
   };
   Buffer<T> dq;
   if (splits == 1) {
-    parallel(heads, int(workers), [&] {
+    parallel(call.stop, heads, int(workers), [&] {
       return [&, back = &worker()](int64_t n) { back->head(n / call.key_heads, n % call.key_heads); };
     });
   } else {
     dq.assign(heads * splits * group * size, T(0));
-    parallel(heads * splits, int(workers), [&] {
+    parallel(call.stop, heads * splits, int(workers), [&] {
       return [&, back = &worker()](int64_t task) {
         const int64_t n = task / splits, first = task % splits * step;
         back->keys(n / call.key_heads, n % call.key_heads, first, std::min(first + step, call.keys), dq.data() + task * group * size);
       };
     });
     taken = 0;
-    parallel(heads * group, int(workers), [&] {
+    parallel(call.stop, heads * group, int(workers), [&] {
       return [&, back = &worker()](int64_t task) {
         const int64_t n = task / group, g = task % group;
         T* sum = dq.data() + (n * splits * group + g) * size;
-        for (int64_t s = 1; s < splits; ++s)
+        for (int64_t s = 1; s < splits; ++s) {
+          call.stop.check();
           for (int64_t x = 0; x < size; ++x) sum[x] += sum[s * group * size + x];
+        }
         back->write_queries(sum, n / call.key_heads, n % call.key_heads * group + g);
       };
     });
@@ -185,7 +191,7 @@ template <class T> void backward_as(const Call& call, int threads) {
   int64_t kept = 0;
   for (auto& back : rooms) kept += back.bytes();
   call.uses(int64_t(dq.size() * sizeof(T)) + kept);
-  if (kept > kKeptBytes) std::vector<Backward<T>>().swap(rooms);
+  if (kept <= kKeptBytes) kept_rooms = std::move(rooms);
   if (!call.sinks.empty()) sink_gradients<T>(call);
 }
 

@@ -65,8 +65,21 @@ nb::dict sizes(const std::string& isa, bool wide) {
 
 void run(const Call& call, const std::string& isa, int threads, bool back) {
   const Kernel* kernel = named(isa);
-  nb::gil_scoped_release released;
-  (back ? kernel->backward : kernel->forward)(call, threads);
+  const auto interrupted = [] {
+    nb::gil_scoped_acquire held;
+    return PyErr_CheckSignals() != 0;
+  };
+  bool stopped;
+  {
+    nb::gil_scoped_release released;
+    if (call.interruptible) call.stop.listen(interrupted);
+    try {
+      (back ? kernel->backward : kernel->forward)(call, threads);
+    } catch (const Stopped&) {
+    }
+    stopped = call.stop.stopped();
+  }
+  if (stopped) throw nb::python_error();  // what the signal's handler raised
 }
 
 }  // namespace
@@ -107,6 +120,7 @@ NB_MODULE(_native, m) {
       .def_rw("scale", &Call::scale)
       .def_rw("softcap", &Call::softcap)
       .def_rw("wide", &Call::wide)
+      .def_rw("interruptible", &Call::interruptible)
       .def_rw("q", &Call::q)
       .def_rw("k", &Call::k)
       .def_rw("v", &Call::v)

@@ -95,19 +95,26 @@ template <class T> inline void read_row(const char* p, int type, int64_t stride,
   for (int64_t i = 0; i < count; ++i) out[i] = read<T>(p + i * stride, type);
 }
 
+// Numbers of two vectors of four, by their places in both; Clang has had this always, GCC since 12.
+#if defined(__clang__)
+#define CLEARHEAD_PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t Places __attribute__((vector_size(16)));
+#define CLEARHEAD_PICK(a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
+#endif
+
 // Four rows of four numbers, turned: out[column · stride + row] = in[row][column].
 template <class T> inline void turn4(const T* const* rows, int64_t column, T* out, int64_t stride) {
   if constexpr (sizeof(T) == 4) {
     typedef float F4 __attribute__((vector_size(16), aligned(4), may_alias));
-    typedef int32_t I4 __attribute__((vector_size(16)));
     F4 r[4];
     for (int i = 0; i < 4; ++i) r[i] = *reinterpret_cast<const F4*>(rows[i] + column);
-    const F4 a = __builtin_shuffle(r[0], r[1], I4{0, 4, 1, 5}), b = __builtin_shuffle(r[2], r[3], I4{0, 4, 1, 5});
-    const F4 c = __builtin_shuffle(r[0], r[1], I4{2, 6, 3, 7}), d = __builtin_shuffle(r[2], r[3], I4{2, 6, 3, 7});
-    *reinterpret_cast<F4*>(out) = __builtin_shuffle(a, b, I4{0, 1, 4, 5});
-    *reinterpret_cast<F4*>(out + stride) = __builtin_shuffle(a, b, I4{2, 3, 6, 7});
-    *reinterpret_cast<F4*>(out + 2 * stride) = __builtin_shuffle(c, d, I4{0, 1, 4, 5});
-    *reinterpret_cast<F4*>(out + 3 * stride) = __builtin_shuffle(c, d, I4{2, 3, 6, 7});
+    const F4 a = CLEARHEAD_PICK(r[0], r[1], 0, 4, 1, 5), b = CLEARHEAD_PICK(r[2], r[3], 0, 4, 1, 5);
+    const F4 c = CLEARHEAD_PICK(r[0], r[1], 2, 6, 3, 7), d = CLEARHEAD_PICK(r[2], r[3], 2, 6, 3, 7);
+    *reinterpret_cast<F4*>(out) = CLEARHEAD_PICK(a, b, 0, 1, 4, 5);
+    *reinterpret_cast<F4*>(out + stride) = CLEARHEAD_PICK(a, b, 2, 3, 6, 7);
+    *reinterpret_cast<F4*>(out + 2 * stride) = CLEARHEAD_PICK(c, d, 0, 1, 4, 5);
+    *reinterpret_cast<F4*>(out + 3 * stride) = CLEARHEAD_PICK(c, d, 2, 3, 6, 7);
   } else {
     for (int i = 0; i < 4; ++i)
       for (int c = 0; c < 4; ++c) out[c * stride + i] = rows[i][column + c];

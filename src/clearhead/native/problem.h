@@ -4,6 +4,8 @@
 #include <limits>
 #include <vector>
 
+#include "stop.h"
+
 namespace clearhead {
 
 enum Type : int { kFloat32, kFloat64, kFloat16, kBFloat16, kBool };
@@ -84,6 +86,8 @@ struct Call {
   void* dsinks = nullptr;  // (batch, heads)
 
   mutable int64_t bytes = 0;  // the most memory that the call had of its own
+  bool interruptible = false; // the thread that calls hears signals
+  mutable Stop stop;
 
   void uses(int64_t now) const { bytes = now > bytes ? now : bytes; }
   int64_t group() const { return key_heads ? heads / key_heads : 0; }

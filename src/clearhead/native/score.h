@@ -47,8 +47,16 @@ template <class T> struct Packed {
     odd.assign(call.keys, 0);
   }
 
-  // Keys [first, first + count); `first` is a multiple of kRows.
-  void pack(const Call& call, int64_t b, int64_t head, int64_t first, int64_t count, T* scratch) {
+  // Keys [first, last); `first` is a multiple of kRows.
+  void pack(const Call& call, int64_t b, int64_t head, int64_t first, int64_t last, T* scratch) {
+    for (int64_t at = first; at < last; at += kTile) {
+      call.stop.check();
+      pack_tile(call, b, head, at, std::min(kTile, last - at), scratch);
+    }
+  }
+
+ private:
+  void pack_tile(const Call& call, int64_t b, int64_t head, int64_t first, int64_t count, T* scratch) {
     pack_rows<T>(call.k, b, head, first, count, call.features, kRows, scratch, k.data() + first * call.features, odd.data() + first);
     pack_columns<T>(call.v, b, head, first, count, call.width, value_stride, scratch, v.data() + first * kRows, odd.data() + first);
   }
