@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -84,21 +83,6 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
-def test_the_environment_says_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLEARHEAD_THREADS", "3")
-    assert module.threads() == 3
-    ch.set_threads(2)
-    assert module.threads() == 2
-    ch.set_threads(None)
-    monkeypatch.setenv("CLEARHEAD_THREADS", "many")
-    with pytest.raises(
-        ch.ArgumentError, match=r"^CLEARHEAD_THREADS: is 'many', expected a whole number of at least 1$"
-    ):
-        module.threads()
-    monkeypatch.delenv("CLEARHEAD_THREADS")
-    assert module.threads() == len(os.sched_getaffinity(0))
 
 
 def test_strides_past_two_to_the_31_elements() -> None:

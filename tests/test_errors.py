@@ -76,7 +76,7 @@ REFUSALS = {
     "kernel: is 'fast', expected one of 'compiled', 'vendor', 'triton', 'tiled', 'dense', or None to have one chosen": (
         lambda: call(kernel="fast")
     ),
-    "count: is 0, expected a whole number of at least 1, or None for all cores": lambda: ch.set_threads(0),
+    "count: is 0, expected a whole number from 1 to 4096, or None for all cores": lambda: ch.set_threads(0),
     "top: is 0, expected a whole number of at least 1": lambda: ch.observe(X, X, X, top=0),
     "received: is 0, expected True or a number of last queries, at least 1": lambda: ch.observe(X, X, X, received=0),
     "map: is 64, expected (rows, columns), each at least 1": lambda: ch.observe(X, X, X, map=64),

@@ -79,12 +79,10 @@ def threads_now() -> int:
 
 
 class Counts(ctypes.Structure):
-    """What glibc says of its memory, by its own names."""
+    """What glibc's `mallinfo2` says of its memory."""
 
-    _fields_ = [  # noqa: RUF012  # as ctypes wants it
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    ]
+    names = ("arena", "free", "bins", "maps", "mapped", "spare", "bin_bytes", "used", "unused", "top")
+    _fields_ = tuple((name, ctypes.c_size_t) for name in names)
 
 
 def in_use() -> int:
@@ -94,7 +92,12 @@ def in_use() -> int:
         pytest.skip("this C library does not say how much memory is in use")
     mallinfo2.restype = Counts
     counts = mallinfo2()
-    return counts.uordblks + counts.hblkhd
+    return counts.used + counts.mapped
+
+
+def forever(call: Callable[[], Any]) -> None:
+    while True:
+        call()
 
 
 def signalled(call: Callable[[], Any], after: float = 0.3) -> float:
@@ -109,8 +112,7 @@ def signalled(call: Callable[[], Any], after: float = 0.3) -> float:
     timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            while True:
-                call()
+            forever(call)
         return time.perf_counter() - sent[0]
     finally:
         timer.cancel()

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from clearhead.attention import attention, gradients, observe
 from clearhead.dropout import Dropout
 from clearhead.errors import ArgumentError, KernelRefused
-from clearhead.kernels.compiled import set_threads
 from clearhead.mask import Mask
 from clearhead.masks import causal, documents, global_tokens, lengths, prefix, random_blocks, where, window
 from clearhead.observe import Observed
 from clearhead.partial import Partial, merge
 from clearhead.plan import Plan, plan
 from clearhead.positions import Linear, Yarn, alibi, relative_bias, rotary, sinusoidal
+from clearhead.threads import set_threads
 from clearhead.trace import Trace, trace
 
 if TYPE_CHECKING:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import threading
 from collections.abc import Callable
-from functools import cache
 from typing import Any, cast
 
 import numpy as np
 
 from clearhead.arrays import Array, dtype_name, is_torch, settled, summed_like, to_numpy
-from clearhead.errors import ArgumentError
 from clearhead.formula import Gradients
 from clearhead.grid import bins, by_batch
 from clearhead.kernels.contract import Ran
@@ -22,12 +19,19 @@ from clearhead.masks import Band, Before, Documents, GlobalTokens, RandomBlocks
 from clearhead.observe import Map, Observed, Rows, Top, Want
 from clearhead.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.problem import Problem
+from clearhead.threads import threads
 
 try:
     import clearhead._native as native
+except ModuleNotFoundError:
+    native = None
+    NOT_BUILT = (
+        "it was not built when clearhead was installed: it needs GCC or Clang with C++17; where there is one, "
+        "`pip install --verbose --force-reinstall --no-deps` of the same source builds it, or shows why not"
+    )
 except ImportError as error:
     native = None
-    NOT_BUILT = f"not built: {error}; installing clearhead where there is a C++17 compiler builds it"
+    NOT_BUILT = f"it was built, but cannot be loaded: {error}"
 
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "bool": 4}
 BAND, BEFORE, DOCUMENTS, FLAGS, BLOCKS, ARRAY, AND, OR, NOT = range(9)
@@ -37,41 +41,6 @@ WIDEST = 512
 SMALL_WORK = 1_000_000
 
 ONE_ROW = np.zeros(1, np.int64)
-
-_threads: int | None = None
-
-
-def set_threads(count: int | None) -> None:
-    """How many threads the compiled kernel uses; None for all cores, or what CLEARHEAD_THREADS says.
-
-    The result is the same, bit by bit, whatever the number.
-
-    >>> set_threads(1)
-    >>> threads()
-    1
-    >>> set_threads(None)
-    """
-    global _threads
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise ArgumentError("count", f"is {count!r}, expected a whole number of at least 1, or None for all cores")
-    _threads = count
-
-
-def threads() -> int:
-    """How many threads the compiled kernel uses now."""
-    if _threads is not None:
-        return _threads
-    given = os.environ.get("CLEARHEAD_THREADS")
-    if given is None:
-        return _cores()
-    if not given.isdigit() or int(given) < 1:
-        raise ArgumentError("CLEARHEAD_THREADS", f"is {given!r}, expected a whole number of at least 1")
-    return int(given)
-
-
-@cache
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def at(array: np.ndarray) -> int:
@@ -338,7 +307,7 @@ class Running:
         large = work > SMALL_WORK
         # Python runs the handlers of signals in its main thread alone
         self.call.interruptible = large and threading.get_ident() == threading.main_thread().ident
-        run(isa, threads() if large else 1)
+        run(isa, threads(problem.library.name) if large else 1)
 
     def backward(
         self, isa: str, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None
