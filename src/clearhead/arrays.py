@@ -83,6 +83,10 @@ def to_numpy(array: Array) -> np.ndarray:
     if isinstance(array, np.ndarray):
         return array
     if is_torch(array):
+        if stands_in(array):
+            raise ArgumentError(
+                "array", f"is a {type(array).__name__} on {array.device}, which holds no numbers to read"
+            )
         array = array.detach().cpu().resolve_neg()
         return (array.float() if dtype_name(array) == "bfloat16" else array).numpy()
     if array_api_compat.is_jax_array(array):
@@ -230,8 +234,18 @@ def _torch_on(device: Any) -> Library:
 
 def require_array(argument: str, value: object) -> None:
     """Refuse anything that is not an array, in words."""
+    refuse_masked(argument, value)
     if not is_array(value):
         raise ArgumentError(argument, f"is a {type(value).__name__}, expected a NumPy, PyTorch, JAX or array-API array")
+
+
+def refuse_masked(argument: str, value: object) -> None:
+    """Refuse NumPy's masked arrays: the numbers that they hide would be read."""
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(value, masked.MaskedArray):
+        raise ArgumentError(
+            argument, "is a masked array, expected a plain one: give its numbers, .data, and mask= what it hides"
+        )
 
 
 def require_floating(argument: str, value: Array) -> None:

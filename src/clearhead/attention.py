@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from clearhead import autograd
+from clearhead.admit import admit, lies_plainly, refuse_by_class, require_numbers
 from clearhead.arrays import Array, Library, dtype_name, is_torch, require_array
 from clearhead.choose import choose
 from clearhead.errors import ArgumentError
@@ -16,6 +17,7 @@ from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense, small
 from clearhead.kernels.vendor import vendor
 from clearhead.mask import Mask
+from clearhead.masks import of_pytorch
 from clearhead.observe import Observed, Want, want
 from clearhead.partial import keys_share
 from clearhead.positions import Bias
@@ -69,14 +71,19 @@ def attention(
             return output
     if is_torch(q):
         q, k, v = autograd.autocast(q, k, v)
-        if autograd.traced(kernel, q, k, v):
+        mask = of_pytorch("mask", mask, q, k)
+        if autograd.traced(kernel, q, k, v, mask, bias, sinks):
             from clearhead.traced import traced_attention  # needs PyTorch, which is here now
 
             return traced_attention(q, k, v, mask, bias, scale, softcap, sinks, dropout, kernel)
-        if autograd.overridden(q, k, v):
+        if autograd.overridden(q, k, v, mask, bias, sinks):
+            for name, array in (("q", q), ("k", k), ("v", v), ("mask", mask), ("bias", bias), ("sinks", sinks)):
+                refuse_by_class(name, array)
             options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
-            return autograd.hand_over(attention, (q, k, v), **options, dropout=dropout, kernel=kernel)
-        if plain and (kernel is None or kernel == "vendor") and type(q) is type(k) is type(v) and q.is_cuda:
+            return autograd.hand_over(
+                attention, (q, k, v), (mask, bias, sinks), **options, dropout=dropout, kernel=kernel
+            )
+        if plain and (kernel is None or kernel == "vendor") and q.is_cuda and all(map(lies_plainly, (q, k, v))):
             output = vendor.again(q, k, v, mask, scale)
             if output is not None:
                 return output
@@ -124,8 +131,8 @@ def observe(
     """
     if is_torch(q):
         q, k, v = autograd.autocast(q, k, v)
-        if autograd.traced("dense", q, k, v):
-            raise ArgumentError("q", "is traced, expected numbers: call observe outside torch.compile and torch.export")
+    mask = of_pytorch("mask", mask, q, k)
+    require_numbers(kernel, q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks)
     asked = partial(want, top=top, received=received, map=map, queries=queries, weights=weights)
     problem = pose(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, want=asked
@@ -161,6 +168,8 @@ def gradients(
     >>> [g.shape for g in ch.gradients(q, k, v, dout)]
     [(5, 8), (5, 8), (5, 8)]
     """
+    mask = of_pytorch("mask", mask, q, k)
+    require_numbers(kernel, q=q, k=k, v=v, dout=dout, mask=mask, bias=bias, sinks=sinks, dlse=dlse)
     problem = pose(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout,
         want=None if dlse is None else lambda grid: Want(),  # who differentiates a log-sum-exp has observed it
@@ -191,6 +200,7 @@ def _run(kernel: Kernel, problem: Problem) -> Observed:
 def _checked(name: str, problem: Problem, gradient: Array, expected: tuple[int, ...], dtype: str, of: str) -> Array:
     """The gradient of a result, shaped as that is."""
     require_array(name, gradient)
+    gradient = admit(name, gradient)
     shape = expected[1:] if problem.headless else expected
     if tuple(gradient.shape) != shape:
         raise ArgumentError(name, f"has shape {tuple(gradient.shape)}, expected {shape} as {of}")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.admit import admit
 from clearhead.arrays import Array, is_torch, made, stands_in, to_numpy, without_gradient
 from clearhead.errors import KernelRefused
 from clearhead.kernels.contract import Kernel
@@ -113,14 +114,15 @@ def traced(kernel: str | None, *tensors: Array) -> bool:
     return False
 
 
-def overridden(*tensors: Array) -> bool:
+def overridden(*tensors: Any) -> bool:
     """True where something sees this call before it is made: a `TorchFunctionMode`, or a tensor class of its own."""
     return bool(sys.modules["torch"].overrides.has_torch_function_variadic(*tensors))
 
 
-def hand_over(function: Any, tensors: tuple[Array, ...], **options: Any) -> Any:
+def hand_over(function: Any, tensors: tuple[Array, ...], others: tuple[Any, ...], **options: Any) -> Any:
     """The call as PyTorch's own functions make it known; who sees it makes the call."""
-    return sys.modules["torch"].overrides.handle_torch_function(function, tensors, *tensors, **options)
+    seen = (*tensors, *filter(is_torch, others))
+    return sys.modules["torch"].overrides.handle_torch_function(function, seen, *tensors, **options)
 
 
 @lru_cache(maxsize=1)
@@ -179,9 +181,13 @@ def is_mapped(tensor: Array | None) -> bool:
     return tensor is not None and (functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
 
 
-def gradients_of(kernel: Kernel, problem: Problem, *given: Array | None) -> tuple[Array, Array, Array, Array | None]:
+def gradients_of(
+    kernel: Kernel, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None
+) -> tuple[Array, Array, Array, Array | None]:
     """dq, dk, dv and dsinks as PyTorch wants them."""
-    found = kernel.gradients(problem, *given)
+    # PyTorch may hand on a gradient with its sign bit set, or zeros without memory
+    dlse = None if dlse is None else admit("dlse", dlse)
+    found = kernel.gradients(problem, admit("dout", dout), output, peak, total, dlse)
     dsinks = found.dsinks
     if dsinks is not None and problem.sinks is not None:
         dsinks = dsinks.to(problem.sinks.dtype)

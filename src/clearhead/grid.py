@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from clearhead.arrays import Array, dtype_name, is_torch, is_traced, settled, to_numpy
+from clearhead.arrays import Array, dtype_name, is_torch, is_traced, refuse_masked, settled, to_numpy
 from clearhead.errors import ArgumentError, shown
 
 Align = Literal["end", "start"]
@@ -64,6 +64,7 @@ def bins_of(whole: range, most: int) -> list[range]:
 
 def whole_numbers(argument: str, value: object) -> Array:
     """A number or an array of whole numbers, checked; read into NumPy unless it is traced."""
+    refuse_masked(argument, value)
     torch = sys.modules.get("torch")
     if torch is not None and (torch.compiler.is_compiling() or is_torch(value)):
         # what PyTorch compiles stays its own: there, NumPy arrays are tensors in disguise

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from clearhead.admit import admit
 from clearhead.arrays import Array, alike, dtype_name, is_array, settled, to_numpy
 from clearhead.errors import ArgumentError
 from clearhead.grid import Grid, bins, bins_of, cut, fitting, part
@@ -154,11 +155,12 @@ def as_mask(argument: str, value: Mask | Array) -> Mask:
         return value
     if not is_array(value):
         raise ArgumentError(argument, f"is a {type(value).__name__}, expected a boolean array or a mask value")
+    value = admit(argument, value)
     name = dtype_name(value)
     if name != "bool":
         hint = " (an additive mask goes into bias)" if name.startswith(("float", "bfloat")) else ""
         raise ArgumentError(argument, f"has dtype {name}, expected bool, True where a query may attend{hint}")
-    return Where(settled(value[(None,) * (2 - value.ndim) + (...,)]))
+    return Where(settled(value if value.ndim >= 2 else value[(None,) * (2 - value.ndim) + (...,)]))
 
 
 def decided(tile: Array) -> Tile:

@@ -24,10 +24,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import Array, Library
+from clearhead.arrays import Array, Library, is_torch
 from clearhead.errors import ArgumentError, shown
 from clearhead.grid import LARGEST, Align, Alignment, Grid, by_batch, part, spelled, whole_numbers
 from clearhead.mask import Mask, Tile, as_mask, decided
@@ -348,3 +349,16 @@ def random_blocks(block: int, *, count: int, seed: int = 0) -> Mask:
 def where(array: Array) -> Mask:
     """A boolean array as a mask value, True where a query may attend; it broadcasts to (*batch, heads, T, S)."""
     return as_mask("where", array)
+
+
+def of_pytorch(argument: str, mask: Any, q: Array, k: Array) -> Any:
+    """PyTorch's `CausalBias` as the mask that it means; anything else as it is.
+
+    It is a tensor whose memory holds nothing: what it says is its sizes and which corner is aligned.
+    """
+    if type(mask).__name__ != "CausalBias" or not is_torch(mask):
+        return mask
+    sizes, expected = (mask.seq_len_q, mask.seq_len_kv), (*q.shape[-2:-1], *k.shape[-2:-1])
+    if sizes != expected:
+        raise ArgumentError(argument, f"is a CausalBias of sizes {sizes}, expected {expected}: queries and keys")
+    return causal(align="start" if mask.variant.name == "UPPER_LEFT" else "end")

@@ -11,9 +11,10 @@ from typing import Literal
 
 import numpy as np
 
+from clearhead.admit import admit
 from clearhead.arrays import Array, Library, is_array, is_traced, require_array, require_floating, to_numpy
 from clearhead.errors import ArgumentError, shown
-from clearhead.grid import LARGEST, Align, Alignment, Grid, cut, fitting
+from clearhead.grid import LARGEST, Align, Alignment, Grid, cut, fitting, whole_numbers
 
 
 class Bias:
@@ -150,6 +151,7 @@ def as_bias(value: Bias | Array) -> Bias:
         return value
     if not is_array(value):
         raise ArgumentError("bias", f"is a {type(value).__name__}, expected a floating-point array or a bias value")
+    value = admit("bias", value)
     require_floating("bias", value)
     return Added(value)
 
@@ -187,6 +189,7 @@ def relative_bias(
     relative_bias(table(32, 8), bidirectional=True)
     """
     require_array("table", table)
+    table = admit("table", table)
     require_floating("table", table)
     least = 4 if bidirectional else 2
     if table.ndim != 2 or table.shape[0] < least:

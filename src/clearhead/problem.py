@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from clearhead.admit import admit
 from clearhead.arrays import HALF, Array, Library, dtype_name, is_torch, made, require_array, require_floating
 from clearhead.dropout import Dropout, as_dropout
 from clearhead.errors import ArgumentError, shown
 from clearhead.grid import Grid, broadcast
 from clearhead.mask import Mask, as_mask
+from clearhead.masks import of_pytorch
 from clearhead.observe import Want
 from clearhead.positions import Bias, as_bias
 
@@ -111,6 +113,7 @@ def pose(
     want: Callable[[Grid], Want] | None = None,
 ) -> Problem:
     """Check every argument of a call and freeze it; whatever is wrong is said in one sentence."""
+    q, k, v = admit("q", q), admit("k", k), admit("v", v)
     sizes = _sizes(q, k, v)
     if sizes.headless:
         q, k, v = q[None, ...], k[None, ...], v[None, ...]
@@ -124,7 +127,7 @@ def pose(
         library=sizes.library,
         grid=sizes.grid,
         scale=default_scale(q) if scale is None else _number("scale", scale),
-        mask=None if mask is None else as_mask("mask", mask),
+        mask=None if mask is None else as_mask("mask", of_pytorch("mask", mask, q, k)),
         bias=None if bias is None else as_bias(bias),
         softcap=None if softcap is None else _number("softcap", softcap, positive=True),
         sinks=_sinks(sinks, q),
@@ -236,6 +239,7 @@ def _check_shapes(q: Array, k: Array, v: Array) -> None:
 
 def _number(name: str, value: Any, *, positive: bool = False) -> float:
     expected = "a finite number above 0" if positive else "a finite number"
+    refuse_gradient(name, value)
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -245,10 +249,18 @@ def _number(name: str, value: Any, *, positive: bool = False) -> float:
     return number
 
 
+def refuse_gradient(name: str, value: Any) -> None:
+    """Refuse a tensor for a number where PyTorch would wait for its gradient in vain."""
+    if is_torch(value) and value.requires_grad and sys.modules["torch"].is_grad_enabled():
+        instead = "multiply q with it, and give scale=1" if name == "scale" else "give .item()"
+        raise ArgumentError(name, f"wants its gradient, which a number has not: {instead}")
+
+
 def _sinks(sinks: Array | None, q: Array) -> Array | None:
     if sinks is None:
         return None
     require_array("sinks", sinks)
+    sinks = admit("sinks", sinks)
     require_floating("sinks", sinks)
     heads = q.shape[-3]
     if tuple(sinks.shape) != (heads,):

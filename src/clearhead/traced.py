@@ -13,10 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.admit import admit, standing
+from clearhead.arrays import is_torch, stands_in
 from clearhead.dropout import as_dropout
+from clearhead.errors import ArgumentError
 from clearhead.mask import Mask, as_mask
 from clearhead.ops import attention
 from clearhead.positions import Bias, as_bias
+from clearhead.problem import refuse_gradient
 from clearhead.transforms import active, transformed
 from clearhead.wire import pack_bias, pack_mask, tensor
 
@@ -34,12 +38,16 @@ def traced_attention(
     kernel: str | None,
 ) -> Tensor:
     """`attention` by way of the operator."""
+    if not torch.compiler.is_compiling():
+        q, k, v, sinks = admit("q", q), admit("k", k), admit("v", v), admit("sinks", sinks)
     if isinstance(mask, np.ndarray):
         mask = tensor(mask)
     if isinstance(bias, np.ndarray):
         bias = tensor(bias)
     if sinks is not None:
         sinks = tensor(sinks)
+    refuse_gradient("scale", scale)
+    refuse_gradient("softcap", softcap)
     arrays: list[Tensor] = []
     numbers = [0]  # PyTorch takes an empty list for one of tensors
     mask_form = None if mask is None else pack_mask(as_mask("mask", mask), arrays, numbers)
@@ -52,7 +60,7 @@ def traced_attention(
     wanting = any(a is not None and a.requires_grad for a in (q, k, v, sinks, learned))
     differentiated = active() or (wanting and torch.is_grad_enabled())
     run = transformed if active() else attention
-    return run(
+    inputs = (
         q,
         k,
         v,
@@ -69,7 +77,28 @@ def traced_attention(
         differentiated,
         kernel,
         learns,
-    )[0]
+    )
+    return run(*inputs)[0] if torch.compiler.is_compiling() else taken(run, inputs)[0]
+
+
+def taken(run: Any, inputs: tuple[Any, ...]) -> Any:
+    """The operator's results; a class of tensors that does not take the operator is told of in words."""
+    tensors = {"q": inputs[0], "k": inputs[1], "v": inputs[2], "sinks": inputs[3], "bias": inputs[4]}
+    tensors |= {f"mask[{i}]": array for i, array in enumerate(inputs[6])}
+    classes = {name: standing(t) for name, t in tensors.items() if is_torch(t) and stands_in(t)}
+    if not classes:
+        return run(*inputs)
+    hollow = [name for name, kind in classes.items() if tensors[name].is_meta]
+    if hollow and "q" not in hollow:
+        raise ArgumentError(hollow[0], 'is on "meta" and holds no numbers, expected numbers as q has')
+    try:
+        return run(*inputs)
+    except (TypeError, NotImplementedError, AssertionError) as error:
+        words = str(error).split("\n")[0].split(". ")[0]
+        name, kind = next(iter(classes.items()))
+        raise ArgumentError(
+            name, f"is {kind}, which does not go with the others through clearhead::attention: {words}"
+        ) from error
 
 
 def signed(seed: int) -> int:

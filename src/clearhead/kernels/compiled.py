@@ -118,6 +118,8 @@ class Running:
             address, strides, item = at(array), list(array.strides), 1
         else:
             address, strides, item = array.data_ptr(), list(array.stride()), array.element_size()
+            if not address and array.numel():
+                raise ArgumentError("array", f"is a {type(array).__name__} without memory, expected numbers")
         self.kept.append(array)
         shape = list(array.shape)
         if self.batch == 1 and len(shape) >= 3:

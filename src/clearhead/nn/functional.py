@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from clearhead.admit import admit
 from clearhead.attention import attention
 from clearhead.errors import ArgumentError
 from clearhead.grid import broadcast, fits
 from clearhead.mask import Mask
-from clearhead.masks import causal
+from clearhead.masks import causal, of_pytorch
 from clearhead.nn.attend import draw
 
 
@@ -51,7 +52,11 @@ def scaled_dot_product_attention(
         raise ArgumentError("attn_mask", "is given together with is_causal=True, expected one of them")
     mask: Mask | Tensor | None = causal(align="start") if is_causal else None
     bias = None
-    if attn_mask is not None:
+    causes = of_pytorch("attn_mask", attn_mask, query, key)
+    if isinstance(causes, Mask):
+        mask = causes
+    elif attn_mask is not None:
+        attn_mask = admit("attn_mask", attn_mask)
         check_mask(attn_mask, query, key, value)
         mask, bias = (attn_mask, None) if attn_mask.dtype == torch.bool else (None, attn_mask)
     dropout = (dropout_p, draw()) if 0.0 < dropout_p < 1.0 else None
@@ -83,6 +88,7 @@ def check_mask(attn_mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> 
 
 def shaped(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values with heads as `attention` takes them: PyTorch's broadcast where it groups by itself."""
+    query, key, value = admit("query", query), admit("key", key), admit("value", value)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor) or tensor.ndim < 2:
             what = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"type {type(tensor).__name__}"
@@ -99,7 +105,7 @@ def shaped(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> tuple[Te
                 " enable_gqa=True",
             )
         most = max(heads, key_heads, value_heads)
-        query = query.expand(*query.shape[:-3], most, *query.shape[-2:])
+        query = query if heads == most else query.expand(*query.shape[:-3], most, *query.shape[-2:])
     if key_heads != value_heads:  # one key head serves several value heads or the other way round
         most = query.shape[-3]
         if most % key_heads or most % value_heads:

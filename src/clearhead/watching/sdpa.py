@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.admit import admit
 from clearhead.autograd import autocast
+from clearhead.masks import Band, of_pytorch
 from clearhead.watching.given import Given
 
 # the function as users and as other libraries call it
@@ -55,12 +57,21 @@ def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, float]:
     if heads != key_heads and key_heads != 1 and not call["enable_gqa"]:
         raise ValueError("query and key have different numbers of heads, and enable_gqa is not set")
     q, k, v = autocast(q, k, v)
+    causal = bool(call["is_causal"])
+    corner = of_pytorch("attn_mask", mask, q, k)
+    if isinstance(corner, Band):
+        if causal:
+            raise ValueError("its attn_mask is a CausalBias beside is_causal=True")
+        causal = corner.alignment.align == "start" or q.shape[-2] == k.shape[-2]
+        mask = None if causal else mask._materialize(q.device)
+    elif mask is not None:
+        mask = admit("attn_mask", mask)
     boolean = mask is not None and mask.dtype == torch.bool
     given = Given(
         q,
         k,
         v,
-        causal=bool(call["is_causal"]),
+        causal=causal,
         mask=mask if boolean else None,
         bias=None if boolean else mask,
         scale=None if call["scale"] is None else float(call["scale"]),
