@@ -12,9 +12,11 @@ from torch.autograd import forward_ad
 
 from clearhead.autograd import NO_FORWARD, gradients_of
 from clearhead.errors import KernelRefused
+from clearhead.grid import Grid, broadcast
 from clearhead.kernels.contract import Kernel
 from clearhead.ops import attention, attention_backward, no_second, saved
 from clearhead.problem import Problem
+from clearhead.wire import unpack_bias, unpack_mask
 
 OPTIONS = 13  # how many arguments the operators have after their tensors
 
@@ -56,6 +58,23 @@ def in_one_call(in_dims: tuple[Any, ...], options: Any) -> bool:
     return not dropout and all(dim is None for dim in (sinks, learned, seed, *arrays))
 
 
+def inside(tensor: Tensor, dim: int | None) -> Any:
+    """The shape that one entry of a mapped tensor has, with a head axis."""
+    shape = [size for axis, size in enumerate(tensor.shape) if dim is None or axis != dim % tensor.ndim]
+    return shape if len(shape) > 2 else [1, *shape]
+
+
+def check_inside(shapes: Any, options: Any) -> None:
+    """Refuse masks and biases that fit all entries together and not each one: the mapped axis is not theirs."""
+    _, learned, _, arrays, numbers, mask, bias, *_ = options
+    q, k, v = shapes
+    grid = Grid(broadcast(q[:-3], k[:-3], v[:-3]), q[-3], q[-2], k[-2])
+    if mask is not None:
+        unpack_mask(mask, arrays, numbers).check(grid)
+    if bias is not None:
+        unpack_bias(bias, arrays, numbers, learned).check(grid)
+
+
 def one_by_one(operator: Any, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
     """A call for each entry, stacked."""
 
@@ -79,6 +98,7 @@ def mapped(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]
         return one_by_one(transformed, info, in_dims, *inputs)
     axes = axes_of(tensors, in_dims[:3])
     rank = max(3, *axes)
+    check_inside([inside(t, d) for t, d in zip(tensors, in_dims[:3], strict=True)], options)
     moved = [ahead(tensor, dim, info.batch_size, rank) for tensor, dim in zip(tensors, in_dims[:3], strict=True)]
     output, *rest = transformed(*moved, *options)
     return (output.squeeze(1) if axes[0] == 2 else output, *rest), (0, 0 if rest[0].numel() else None, 0, 0)
