@@ -6,6 +6,7 @@ it is left. All watches that are open share it, so that they may be nested and m
 
 from __future__ import annotations
 
+import math
 import threading
 import types
 from collections.abc import Callable
@@ -107,22 +108,22 @@ def _attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     try:
         if func is attention:
             given, dropped = own.read(*args, **kwargs), kwargs.get("dropout") is not None
-        else:
-            given, dropout = sdpa.read(args, kwargs)
-            dropped = dropout > 0
+            return attend(given, plain, beside=dropped, ours=True)
+        given, dropout = sdpa.read(args, kwargs)
     except (ValueError, TypeError) as error:
         for recorder in active.recorders:
             recorder.count()
             recorder.refuse(str(error))
         return plain()
-    return attend(given, plain, beside=dropped)
+    return attend(given, plain, beside=dropout != 0)
 
 
-def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False) -> Tensor:
+def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False, ours: bool = False) -> Tensor:
     """The result of a call, and every watch told of it.
 
     The result is that of the observing kernel. The model's own call is made instead, and observed beside it, where it
-    drops weights (`beside`), where gradients are wanted, or where only some heads are looked at.
+    drops weights (`beside`), where gradients are wanted, where only some heads are looked at, or where PyTorch's own
+    attention might give something else; `ours` is of this library and gives the same.
     """
     interested = []
     for recorder in active.recorders:
@@ -142,9 +143,19 @@ def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False) -
             except Exception as error:  # the model runs on, whatever it was, and what was missed is said
                 recorder.refuse(f"observing it failed: {error}")
                 continue
-            if result is None and recorder.heads is None:
+            if result is None and recorder.heads is None and (ours or ordinary(given)):
                 result = laid_out(observed.output, given.q)
     return plain() if result is None else result
+
+
+def ordinary(given: Given) -> bool:
+    """Are all numbers and scores finite? A key that is hidden spoils PyTorch's output where it is not, and never ours."""
+    features = given.q.shape[-1]
+    scale = 1.0 / math.sqrt(max(features, 1)) if given.scale is None else abs(given.scale)
+    q, k, v = (float(torch.linalg.vector_norm(t, math.inf)) if t.numel() else 0.0 for t in (given.q, given.k, given.v))
+    if given.bias is not None and given.bias.numel() and not float(given.bias.max()) < math.inf:
+        return False
+    return q * k * features * scale < torch.finfo(torch.float32).max and math.isfinite(v)
 
 
 def _dual(tensor: Tensor) -> bool:

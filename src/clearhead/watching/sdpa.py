@@ -37,6 +37,18 @@ def arguments(
     return locals()
 
 
+def taken(mask: Tensor, query: Tensor, causal: bool) -> Tensor:
+    """A mask that PyTorch takes; a ValueError for others, which the model's own call then refuses by itself."""
+    if causal:
+        raise ValueError("its attn_mask stands beside is_causal=True")
+    if mask.layout is not torch.strided or mask.is_nested or mask.ndim < 2:
+        raise ValueError(f"its attn_mask is {mask.layout} of shape {tuple(mask.shape)}")
+    (mask,) = autocast(admit("attn_mask", mask))
+    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise ValueError(f"its attn_mask has dtype {mask.dtype}, and its query {query.dtype}")
+    return mask
+
+
 def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, float]:
     """A call as a `Given`, and its dropout; a ValueError that says why where it cannot be observed.
 
@@ -53,6 +65,8 @@ def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, float]:
             raise ValueError(
                 f"its {name} is a {type(tensor).__name__} inside a transform, and holds no numbers of its own"
             )
+    if mask is not None and type(mask) is not Tensor and type(mask).__name__ not in ("CausalBias", "Parameter"):
+        raise ValueError(f"its attn_mask is a {type(mask).__name__}, a class of its own")
     heads, key_heads = (t.shape[-3] if t.ndim > 2 else 1 for t in (q, k))
     if heads != key_heads and key_heads != 1 and not call["enable_gqa"]:
         raise ValueError("query and key have different numbers of heads, and enable_gqa is not set")
@@ -65,7 +79,7 @@ def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, float]:
         causal = corner.alignment.align == "start" or q.shape[-2] == k.shape[-2]
         mask = None if causal else mask._materialize(q.device)
     elif mask is not None:
-        mask = admit("attn_mask", mask)
+        mask = taken(mask, q, causal)
     boolean = mask is not None and mask.dtype == torch.bool
     given = Given(
         q,
