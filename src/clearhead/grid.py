@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -98,15 +98,12 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     >>> broadcast((2, 1), (5,))
     (2, 5)
     """
-    first = tuple(shapes[0])
-    if all(tuple(other) == first for other in shapes[1:]):
-        return first
     rank = max(map(len, shapes))
     sizes = [1] * rank
     for shape in shapes:
         for axis, size in enumerate(shape, rank - len(shape)):
-            if size != 1:
-                if sizes[axis] != 1 and sizes[axis] != size:
+            if not certainly(size == 1):
+                if not certainly(sizes[axis] == 1) and sizes[axis] != size:
                     raise ValueError(f"shapes {shapes} do not broadcast")
                 sizes[axis] = size
     return tuple(sizes)
@@ -116,7 +113,16 @@ def fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
     """True where `shape` broadcasts to `into`."""
     if len(shape) > len(into):
         return False
-    return all(size in (1, want) for size, want in zip(shape, into[len(into) - len(shape) :], strict=True))
+    pairs = zip(shape, into[len(into) - len(shape) :], strict=True)
+    return all(certainly(size == 1) or bool(size == want) for size, want in pairs)
+
+
+def certainly(truth: Any) -> bool:
+    """What is said of a size, as PyTorch's own functions ask it: a size that is known only at run time is not 1."""
+    torch = sys.modules.get("torch")
+    if torch is None or (type(truth) is bool and not torch.compiler.is_compiling()):
+        return bool(truth)
+    return bool(torch.fx.experimental.symbolic_shapes.guard_or_false(truth))
 
 
 def by_batch(argument: str, values: Array, grid: Grid) -> Array:

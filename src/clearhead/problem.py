@@ -50,7 +50,7 @@ class Problem:
 
     @property
     def group(self) -> int:
-        """How many query heads share a key head."""
+        """How many query heads share a key head; where there are none of either, one."""
         return self.grid.heads // self.key_heads if self.key_heads else 1
 
     @property

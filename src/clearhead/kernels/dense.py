@@ -67,9 +67,8 @@ class Dense:
 
         dsinks = None
         if found.dsinks is not None:
-            dsinks = xp.sum(
-                xp.reshape(xp.sum(found.dsinks, axis=-1), (math.prod(problem.grid.batch), problem.grid.heads)), axis=0
-            )
+            by_head = (math.prod(problem.grid.batch), problem.grid.heads)
+            dsinks = xp.sum(xp.reshape(xp.sum(found.dsinks, axis=-1), by_head), axis=0)
         dbias = None if problem.bias is None else found.dbias
         return Gradients(back(found.dq, problem.q), back(found.dk, problem.k), back(found.dv, problem.v), dbias, dsinks)
 
@@ -77,7 +76,7 @@ class Dense:
         """The problem in the formula's terms: whole masks and biases, a key head for each query head."""
         library, grid, xp = problem.library, problem.grid, problem.library.xp
         q, k, v = map(library.computing, (problem.q, problem.k, problem.v))
-        if problem.group > 1:
+        if problem.group != 1:  # none where there are no query heads
             k, v = (xp.repeat(a, problem.group, axis=-3) for a in (k, v))
         rows, columns = range(grid.queries), range(grid.keys)
         options: dict[str, Any] = {"scale": problem.scale, "softcap": problem.softcap}
