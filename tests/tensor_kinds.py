@@ -137,7 +137,7 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def problem() -> dict[str, Tensor]:
-    """One problem, in distinct primes, and a mask, a bias and sinks for it; an even first axis where it is cut in two."""
+    """One problem, in distinct primes, with a mask, a bias and sinks for it; the first axis is even."""
     shapes = {"q": (2, 3, 5, 4), "k": (2, 3, 7, 4), "v": (2, 3, 7, 6), "dout": (2, 3, 5, 6), "bias": (2, 3, 5, 7)}
     found = {name: torch.randn(shape, generator=GENERATOR) for name, shape in shapes.items()}
     found["sinks"] = torch.randn(3, generator=GENERATOR)

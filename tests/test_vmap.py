@@ -80,7 +80,7 @@ def test_what_is_not_mapped_means_the_same_as_in_a_loop(name: str, batch: tuple[
             return [t if d is None else t.select(d, i) for t, d in zip(given, dims, strict=True)]  # noqa: B023
 
         mapped = outcome(lambda: torch.func.vmap(attend, in_dims=in_dims)(*given))  # noqa: B023
-        loop = outcome(lambda: torch.stack([attend(*entry(i)) for i in range(SIZE)]))  # noqa: B023
+        loop = outcome(lambda: torch.stack([attend(*entry(i)) for i in range(SIZE)]))
         if isinstance(loop, str):
             assert mapped == loop
         else:

@@ -1,4 +1,4 @@
-"""The gate in front of every kernel: arrays whose numbers lie in memory pass; others are made so, or refused."""
+"""The gate in front of every kernel: numbers that lie in memory pass; others are made so, or refused in words."""
 
 from __future__ import annotations
 

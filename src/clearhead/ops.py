@@ -7,6 +7,7 @@ before it is loaded.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from clearhead.autograd import NO_SECOND
 from clearhead.choose import choose
 from clearhead.dropout import Dropout
 from clearhead.errors import KernelRefused
+from clearhead.flops import register
 from clearhead.grid import Grid
 from clearhead.positions import Added, Bias, Relative, buckets
 from clearhead.problem import Problem, pose
@@ -162,7 +164,9 @@ def of_parameter(bias: Bias | None, dbias: Any, grid: Grid) -> Tensor:
     distance = np.arange(grid.keys) - (np.arange(grid.queries)[:, None] + bias.alignment.offset(grid))
     chosen = buckets(distance, bias.table.shape[0], bidirectional=bias.bidirectional, most=bias.max_distance)
     places = torch.from_numpy(np.array(np.broadcast_to(chosen, (*grid.batch, 1, *grid.shape[-2:]))))
-    by_head = dbias.reshape(-1, *grid.shape[-3:]).transpose(0, 1).reshape(grid.heads, -1)  # (heads, batch·T·S)
+    by_head = (
+        dbias.reshape(math.prod(grid.batch), *grid.shape[-3:]).transpose(0, 1).reshape(grid.heads, -1)
+    )  # (heads, batch·T·S)
     table = by_head.new_zeros(bias.table.shape)
     return table.index_add_(0, places.reshape(-1).to(table.device), by_head.T.contiguous())
 
@@ -202,3 +206,4 @@ def no_second(ctx: Any, *_: Any) -> tuple[Any, ...]:
 
 attention.register_autograd(_backward, setup_context=_setup)
 attention_backward.register_autograd(no_second, setup_context=_setup_backward)
+register()

@@ -14,7 +14,7 @@ import numpy as np
 from clearhead.admit import admit
 from clearhead.arrays import Array, Library, is_array, is_traced, require_array, require_floating, to_numpy
 from clearhead.errors import ArgumentError, shown
-from clearhead.grid import LARGEST, Align, Alignment, Grid, cut, fitting, whole_numbers
+from clearhead.grid import LARGEST, Align, Alignment, Grid, cut, fitting
 
 
 class Bias:

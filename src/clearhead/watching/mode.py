@@ -115,7 +115,9 @@ def _attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
             recorder.count()
             recorder.refuse(str(error))
         return plain()
-    return attend(given, plain, beside=dropout != 0)
+    # of PyTorch's ways only some take both a mask and causality
+    both = given.causal and (given.mask is not None or given.bias is not None)
+    return attend(given, plain, beside=both or dropout != 0)
 
 
 def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False, ours: bool = False) -> Tensor:
@@ -149,7 +151,7 @@ def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False, o
 
 
 def ordinary(given: Given) -> bool:
-    """Are all numbers and scores finite? A key that is hidden spoils PyTorch's output where it is not, and never ours."""
+    """Are numbers and scores finite? Where a hidden key is not, it spoils PyTorch's output and never ours."""
     features = given.q.shape[-1]
     scale = 1.0 / math.sqrt(max(features, 1)) if given.scale is None else abs(given.scale)
     q, k, v = (float(torch.linalg.vector_norm(t, math.inf)) if t.numel() else 0.0 for t in (given.q, given.k, given.v))

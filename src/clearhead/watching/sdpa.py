@@ -37,10 +37,8 @@ def arguments(
     return locals()
 
 
-def taken(mask: Tensor, query: Tensor, causal: bool) -> Tensor:
+def taken(mask: Tensor, query: Tensor) -> Tensor:
     """A mask that PyTorch takes; a ValueError for others, which the model's own call then refuses by itself."""
-    if causal:
-        raise ValueError("its attn_mask stands beside is_causal=True")
     if mask.layout is not torch.strided or mask.is_nested or mask.ndim < 2:
         raise ValueError(f"its attn_mask is {mask.layout} of shape {tuple(mask.shape)}")
     (mask,) = autocast(admit("attn_mask", mask))
@@ -79,7 +77,7 @@ def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, float]:
         causal = corner.alignment.align == "start" or q.shape[-2] == k.shape[-2]
         mask = None if causal else mask._materialize(q.device)
     elif mask is not None:
-        mask = taken(mask, q, causal)
+        mask = taken(mask, q)
     boolean = mask is not None and mask.dtype == torch.bool
     given = Given(
         q,
