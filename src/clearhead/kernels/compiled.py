@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from clearhead.arrays import Array, dtype_name, is_torch, settled, summed_like, to_numpy
+from clearhead.errors import ArgumentError
 from clearhead.formula import Gradients
 from clearhead.grid import bins, by_batch
 from clearhead.kernels.contract import Ran

@@ -75,6 +75,8 @@ def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, float]:
         if causal:
             raise ValueError("its attn_mask is a CausalBias beside is_causal=True")
         causal = corner.alignment.align == "start" or q.shape[-2] == k.shape[-2]
+        if not causal and q.shape[-2] > k.shape[-2]:
+            raise ValueError("its attn_mask lets some queries see nothing, of which PyTorch's ways of this mask differ")
         mask = None if causal else mask._materialize(q.device)
     elif mask is not None:
         mask = taken(mask, q)
