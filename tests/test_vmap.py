@@ -100,7 +100,7 @@ def test_observing_inside_transforms_is_refused_or_dense(function: str) -> None:
         return seen.output, seen.lse, seen.entropy, seen.top.weights, seen.received, seen.map.mean, seen.weights  # type: ignore[union-attr]
 
     for kernel in (None, "compiled", "tiled"):
-        with pytest.raises(ch.ArgumentError, match="q: is inside a transform of torch.func, expected numbers; kernel="):
+        with pytest.raises(ch.ArgumentError, match=r"q: is inside a transform of torch\.func, expected"):
             torch.func.vmap(lambda *a: call(*a, kernel))(q, k, v, dout)  # noqa: B023
     mapped = torch.func.vmap(lambda *a: call(*a, "dense"))(q, k, v, dout)
     loop = [call(*each, "dense") for each in zip(q, k, v, dout, strict=True)]

@@ -94,7 +94,8 @@ MASKS: dict[str, Any] = {
     "transposed": SEEN.mT.contiguous().mT, "bool of 5 axes": SEEN[None], "int": SEEN.int(), "too short": SEEN[..., :3],
     "a query that sees nothing": DEAD, "nobody sees anything": torch.zeros(5, 7, dtype=torch.bool),
     "float": ADDED, "float (5, 7)": ADDED[0, 0], "float16": ADDED.half(), "float64": ADDED.double(),
-    "negative bit": torch.complex(ADDED, -ADDED).conj().imag, "zeros without memory": torch._efficientzerotensor((5, 7)),
+    "negative bit": torch.complex(ADDED, -ADDED).conj().imag,
+    "zeros without memory": torch._efficientzerotensor((5, 7)),
     "-inf": torch.where(SEEN, ADDED, -INF), "-inf for one query": torch.where(DEAD, 0.0, -INF),
     "-inf for all": torch.full((5, 7), -INF), "+inf": torch.where(SEEN, ADDED, INF), "NaN": torch.full((5, 7), NAN),
     "lowest": torch.where(DEAD, 0.0, LOWEST), "lowest for all": torch.full((5, 7), LOWEST),
@@ -106,7 +107,10 @@ MASKS: dict[str, Any] = {
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda c: sdpa(c(Q), c(K), c(V)),
-    **{f"mask: {name}": lambda c, m=m: sdpa(c(Q), c(K), c(V), m if isinstance(m, CausalBias) else c(m)) for name, m in MASKS.items()},
+    **{
+        f"mask: {name}": lambda c, m=m: sdpa(c(Q), c(K), c(V), m if isinstance(m, CausalBias) else c(m))
+        for name, m in MASKS.items()
+    },
     "causal": lambda c: sdpa(c(Q), c(K), c(V), is_causal=True),
     "causal, more queries": lambda c: sdpa(c(K), c(Q), c(V[:, :, :5]), is_causal=True),
     "causal and a mask": lambda c: sdpa(c(Q), c(K), c(V), SEEN, is_causal=True),
@@ -147,7 +151,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "inf value, hidden": lambda c: sdpa(c(Q), c(K), c(V.masked_fill(LAST, INF)), ~LAST.T),
     "NaN value, hidden by causality": lambda c: sdpa(c(Q), c(K), c(V.masked_fill(LAST, NAN)), is_causal=True),
     "NaN value, hidden by -inf": lambda c: sdpa(c(Q), c(K), c(V.masked_fill(LAST, NAN)), c(LAST.T * -1e30 * 1e30)),
-    "NaN query that sees nothing": lambda c: sdpa(c(Q.masked_fill(torch.arange(5)[:, None] == 2, NAN)), c(K), c(V), DEAD),
+    "NaN query that sees nothing": lambda c: sdpa(
+        c(Q.masked_fill(torch.arange(5)[:, None] == 2, NAN)), c(K), c(V), DEAD
+    ),
     "scores that overflow": lambda c: sdpa(c(Q * 1e20), c(K * 1e20), c(V)),
     "inf query": lambda c: sdpa(c(Q.masked_fill(Q > 1.5, INF)), c(K), c(V)),
 }  # fmt: skip

@@ -187,7 +187,8 @@ _numbers = count()
 )
 def _of_each(dout: Tensor, dlse: Tensor | None, call: int) -> tuple[Tensor, ...]:
     """dq, dk, dv, and dsinks or nothing, for one gradient of the output of a call that was made."""
-    *found, dsinks = gradients_of(*_many[call][:2], dout, *_many[call][2:], dlse)
+    kernel, problem, output, peak, total = _many[call]
+    *found, dsinks = gradients_of(kernel, problem, dout, output, peak, total, dlse)
     return *found, dout.new_empty(0) if dsinks is None else dsinks
 
 
