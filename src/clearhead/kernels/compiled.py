@@ -327,14 +327,18 @@ class Running:
             setattr(call, name, at(array))
         found = []
         for name, like in (("dq", problem.q), ("dk", problem.k), ("dv", problem.v)):
-            gradient = self.output_like(like, (*grid.batch, *like.shape[-3:]))
+            shape = (*grid.batch, *like.shape[-3:])
+            # batch rows that share an array add up in the precision of sums, and are rounded once
+            shared = shape != tuple(like.shape)
+            gradient = self.given(np.empty(shape, self.dtype)) if shared else self.output_like(like, shape)
             setattr(call, name, self.view(gradient))
             found.append(gradient)
         dsinks = self.empty(zero=True)
         call.dsinks = at(dsinks)
         self.go(call.backward, isa)
         dq, dk, dv = (
-            summed_like(gradient, like) for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
+            problem.library.xp.astype(summed_like(gradient, like), like.dtype, copy=False)
+            for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
         )
         by_head = None if problem.sinks is None else self.given(dsinks.reshape(self.batch, grid.heads).sum(0))
         return Gradients(dq, dk, dv, None, by_head)
