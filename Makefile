@@ -3,12 +3,13 @@ PYTHON ?= python3
 PY = .venv/bin/python
 WORKERS ?= 2
 
-.PHONY: help demo test lint format bench bench-cpu bench-watch sanitize test-other-arch test-clang clean
+.PHONY: help demo test fuzz lint format bench bench-cpu bench-watch sanitize test-other-arch test-clang clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    what it does, in the terminal"
 	@echo "make test    the whole test suite"
+	@echo "make fuzz    random problems against an independent reference; SECONDS=600 for longer, SEED=7 for one"
 	@echo "make lint    ruff, format check, mypy"
 	@echo "make bench   the tiled kernel against the plain NumPy formula"
 	@echo "make bench-cpu        the compiled kernel against PyTorch, NumPy and the machine's own limits"
@@ -47,6 +48,10 @@ demo: .venv/demo
 
 test: .venv/test
 	$(PY) -m pytest --quiet --numprocesses $(WORKERS)
+
+SECONDS ?= 60
+fuzz: .venv/test
+	$(PY) tests/fuzz.py $(if $(SEED),--seed $(SEED),--seconds $(SECONDS) --processes $(WORKERS))
 
 lint: .venv/test
 	$(PY) -m ruff check src tests bench
