@@ -160,7 +160,7 @@ class Call:
         """(*batch, heads, positions, features) with one batch axis; a copy only where strides do not allow it."""
         batch = self.grid.batch
         if len(batch) != 1 or tensor.shape[:-3] != batch:
-            tensor = tensor.expand(*batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+            tensor = tensor.expand(*batch, *tensor.shape[-3:]).reshape(math.prod(batch), *tensor.shape[-3:])
         return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
     def aligned(self, tensor: torch.Tensor) -> torch.Tensor:
