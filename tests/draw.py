@@ -146,7 +146,7 @@ def options(chance: Chance, drawn: Drawn) -> dict[str, Any]:
     if chance.of(0.25):
         found["softcap"] = chance.pick((0.3, 1.5, 20.0))
     if chance.of(0.3):
-        found["sinks"] = chance.pick((0.0, 0.0, 3.0, 200.0, -200.0, 900.0, -np.inf, np.inf))
+        found["sinks"] = chance.pick((0.0, 0.0, 3.0, 3.0, 200.0, 200.0, -200.0, 900.0, -np.inf, np.inf))
     if chance.of(0.1):
         found["dropout"] = (chance.pick((0.1, 0.5, 0.9)), chance.pick((0, 7, 2**40 + 3, 2**63 + 5)))
     return found
@@ -175,6 +175,8 @@ def verb(chance: Chance, drawn: Drawn) -> dict[str, Any]:
         found["cuts"] = tuple(sorted(chance.whole(0, drawn.keys + 1) for _ in range(chance.whole(1, 4))))
     if "autograd" in found["verb"]:
         found["wants"] = chance.pick(("qkv", "qkvs", "qkvs", "qkvsb", "q", "v"))
+        if drawn.bias is not None and drawn.bias[0] != "alibi" and found["verb"] == "autograd" and chance.of(0.5):
+            found["wants"] = chance.pick(("qkvb", "qkvsb", "b"))
     return found
 
 
@@ -183,7 +185,7 @@ def kernel(chance: Chance, drawn: Drawn) -> dict[str, Any]:
     able = ["dense", "tiled"]
     native = drawn.library in ("numpy", "torch") and drawn.dropout is None
     if native:
-        able += ["compiled"] * 4
+        able += ["compiled"] * 3
     if "b" in drawn.wants and "autograd" in drawn.verb and drawn.bias is not None and drawn.bias[0] != "alibi":
         able = ["dense"]
     name = None if chance.of(0.25) else chance.pick(able)
@@ -211,9 +213,9 @@ def numbers(chance: Chance, drawn: Drawn) -> dict[str, Any]:
         kinds += ["negative"] if drawn.library == "torch" else []
         found["layouts"] = tuple(chance.pick(kinds) for _ in range(4))
     plants: list[Tree] = []
-    if drawn.mask is not None and chance.of(0.4):
+    if drawn.mask is not None and chance.of(0.5):
         plants.append(("padding", chance.pick(("nan", "inf", "-inf"))))
-    if chance.of(0.12):
+    if chance.of(0.15):
         name, kind = chance.pick(("q", "k", "k", "v", "v", "dout")), chance.pick(("nan", "nan", "inf", "-inf"))
         plants.append((name, kind, chance.whole(0, 10**6)))
     if plants:

@@ -120,10 +120,9 @@ def planted(drawn: Drawn, arrays: dict[str, np.ndarray], allowed: np.ndarray, pl
     """Numbers that are not finite: in all that nobody may see, or at one place."""
     if plant[0] == "padding":
         number = PLACES[plant[1]]
-        for at in np.ndindex(*drawn.whole_batch):
-            row = np.ravel_multi_index(at, drawn.whole_batch) if at else 0
-            for h in range(drawn.sizes.heads):
-                arrays["dout"][at][h, ~allowed[row, h].any(-1)] = number
+        # a merge of parts takes part in every row, so there a gradient is given to all of them
+        idle = ~allowed.any(-1).reshape(arrays["dout"].shape[:-1])
+        arrays["dout"][idle & (drawn.verb != "merged autograd")] = number
         for name, batch in zip("qkv", drawn.batch, strict=True):
             # who shares a batch row or a key head must all leave it alone
             array = arrays[name]
