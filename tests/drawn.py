@@ -113,6 +113,7 @@ def question(drawn: Drawn) -> Question:
         sinks=sink_array(drawn),
         keep=keep,
         rescale=1 if drawn.dropout is None else 1 / (1 - drawn.dropout[0]),
+        by_steps="autograd" in drawn.verb,
     )
 
 

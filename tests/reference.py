@@ -36,6 +36,7 @@ class Question:
     sinks: np.ndarray | None = None  # (Hq,)
     keep: np.ndarray | None = None
     rescale: float = 1.0
+    by_steps: bool = False  # PyTorch differentiates each step: an output that is NaN spoils what is derived from it
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -175,7 +176,7 @@ class Row:
             score = score or bool((np.isnan(self.bias) | (self.bias == np.inf)).any())
         self.by_score = np.bool_(score)
         by_value = ~np.isfinite(self.v).all(axis=0)
-        self.by_value = by_value.any()
+        self.by_value = by_value
         self.spoiled |= dict.fromkeys(("weights", "lse", "max_score", "entropy"), self.by_score)
         self.spoiled["output"] = self.by_score | by_value
 
@@ -209,9 +210,10 @@ class Row:
             "dv": self.unit * np.outer(self.kept, np.abs(dout)),
             "dsinks": self.unit * self.of_sink * (slack + delta_size),
         }
-        any_of = self.by_score | self.by_value | by_dout.any()
+        any_of = self.by_score | self.by_value.any() | by_dout.any()
         self.spoiled |= dict.fromkeys(("dbias", "dq", "dk", "dsinks"), any_of)
-        self.spoiled["dv"] = np.broadcast_to(self.by_score | by_dout, (len(self.weights), len(dout)))
+        spoiled = self.by_score | by_dout | (self.by_value & self.ask.by_steps)
+        self.spoiled["dv"] = np.broadcast_to(spoiled, (len(self.weights), len(dout)))
 
 
 def pooled(weights: np.ndarray, rows: int, columns: int, by: Any) -> np.ndarray:
