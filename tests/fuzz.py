@@ -99,6 +99,8 @@ HALVED = ("output", "dq", "dk", "dv", "dsinks", "dbias", "dtable")
 
 def compare(drawn: Drawn, what: str, got: Any, exact: Solved, plain: Solved) -> list[str]:
     """One result against its budget."""
+    if got is None:
+        return [f"{what} is None"]
     value, spoiled = exact.value[what], exact.spoiled[what]
     own = "float64" if drawn.dtype == "float64" else "float32"
     dtype = str(got.dtype).rsplit(".", 1)[-1]
