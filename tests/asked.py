@@ -211,10 +211,20 @@ class Asking:
         if drawn.verb == "observe":
             return self.fields(ch.observe(self.q, self.k, self.v, **options, **dict(drawn.want)))
         if drawn.verb == "gradients":
+            if drawn.through_lse:
+                options["dlse"] = self.make(self.dlse())
             found = ch.gradients(self.q, self.k, self.v, self.dout, **options)
             return dict(zip(("dq", "dk", "dv"), found, strict=True))
+        if drawn.through_lse:
+            seen = ch.observe(self.q, self.k, self.v, **options)
+            return {"output": seen.output.detach(), **self.derived(self.pairs(seen))}
         output = ch.attention(self.q, self.k, self.v, **options)
         return {"output": output.detach(), **self.derived([(output, self.dout)])}
+
+    def dlse(self) -> np.ndarray:
+        """The gradient of the log-sum-exp, in its precision."""
+        dlse = self.ask.dlse.astype(np.float64 if self.drawn.dtype == "float64" else np.float32)
+        return dlse[0] if self.drawn.flat else dlse
 
     def derived(self, outputs: list[tuple[Any, Any]]) -> dict[str, Any]:
         """PyTorch's gradients of ⟨output, dout⟩ for each pair."""
@@ -262,7 +272,7 @@ class Asking:
 
     def pairs(self, whole: Any) -> list[tuple[Any, Any]]:
         """(output, dout) and (lse, dlse); a row without a log-sum-exp has no gradient of it."""
-        dlse = torch.from_numpy(self.ask.dlse[0] if self.drawn.flat else self.ask.dlse).to(whole.lse.dtype)
+        dlse = torch.from_numpy(self.dlse())
         return [(whole.output, self.dout), (whole.lse, torch.where(whole.lse.detach() == -torch.inf, 0, dlse))]
 
 

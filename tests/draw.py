@@ -171,6 +171,7 @@ def verb(chance: Chance, drawn: Drawn) -> dict[str, Any]:
             "weights": True,
         }
         found["want"] = tuple((name, value) for name, value in wanted.items() if chance.of(0.5))
+    found["through_lse"] = found["verb"] in ("gradients", "autograd") and chance.of(0.3)
     if "merge" in found["verb"]:
         found["cuts"] = tuple(sorted(chance.whole(0, drawn.keys + 1) for _ in range(chance.whole(1, 4))))
     if "autograd" in found["verb"]:
@@ -230,7 +231,7 @@ def smaller(drawn: Drawn) -> Iterator[Drawn]:
     """Simpler problems to try in its place, the boldest first."""
     plain = Drawn()
     options = ("mask", "bias", "dropout", "softcap", "sinks", "scale")
-    for name in (*options, "planted", "layouts", "large", "batch", "flat"):
+    for name in (*options, "planted", "layouts", "large", "batch", "flat", "through_lse"):
         if getattr(drawn, name) != getattr(plain, name):
             yield replace(drawn, **{name: getattr(plain, name)})
     for name in ("group", "key_heads", "queries", "keys", "features", "width"):

@@ -52,6 +52,7 @@ class Drawn:
     planted: tuple[Tree, ...] = ()  # ("padding", kind) or (array, kind, number of the place)
     want: tuple[tuple[str, Any], ...] = ()
     cuts: tuple[int, ...] = ()  # where a merge splits the keys
+    through_lse: bool = False  # is the loss of the log-sum-exp too; of a merge it always is
     wants: str = "qkv"  # of which arrays PyTorch is asked for gradients: q, k, v, s(inks), b(ias)
 
     def __repr__(self) -> str:
@@ -98,14 +99,14 @@ def question(drawn: Drawn) -> Question:
     with np.errstate(all="ignore"):
         q, k, v, dout = (a.astype(dtype).astype(np.float64) for a in arrays.values())
     scale = 1 / np.sqrt(drawn.features) if drawn.scale is None else drawn.scale
+    dlse = normal(drawn, "dlse", shapes["dout"][:-1]) * (drawn.through_lse or drawn.verb == "merged autograd")
     keep = None if drawn.dropout is None else kept_weights(*drawn.dropout, sizes)
     return Question(
         q=q,
         k=k,
         v=v,
         dout=dout,
-        # only a merge is differentiated by its log-sum-exp too
-        dlse=normal(drawn, "dlse", shapes["dout"][:-1]) * (drawn.verb == "merged autograd"),
+        dlse=dlse.astype(np.float64 if drawn.dtype == "float64" else np.float32).astype(np.float64),
         allowed=allowed,
         scale=scale,
         bias=None if drawn.bias is None else np.broadcast_to(bias_array(drawn), sizes),
