@@ -13,6 +13,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from spoiled import SPOILED
 
 import clearhead as ch
 
@@ -32,6 +33,7 @@ class Case:
     options: Options = lambda rng: {}
     prepare: Prepare = lambda q, k, v: None
     layout: str = "plain"
+    prepare_dout: Callable[[np.ndarray], None] = lambda dout: None
 
     def __str__(self) -> str:
         return self.name
@@ -51,6 +53,7 @@ class Case:
         self.prepare(q, k, v)
         batch = np.broadcast_shapes(self.q[:-3], self.k[:-3], self.v[:-3])
         dout = rng.standard_normal((*batch, *self.q[-3:-1], self.v[-1]))
+        self.prepare_dout(dout)
         options = self.options(rng)
         arrays = tuple(LAYOUTS[self.layout](a.astype(dtype)) for a in (q, k, v))
         return arrays, dout.astype(dtype), options
@@ -275,6 +278,8 @@ CASES: tuple[Case, ...] = (
     Case("negative strides", layout="reversed", options=_mask(ch.causal())),
     Case("fortran order", layout="fortran", options=_mask(ch.causal())),
     Case("read-only", layout="read-only"),
+    # numbers that are not finite
+    *(Case(name, **fields) for name, fields in SPOILED.items()),
 )
 
 BY_NAME = {case.name: case for case in CASES}

@@ -20,11 +20,17 @@ INSTRUCTION_SETS = [name for name in ("portable", "neon", "avx2", "avx512") if n
 # What a kernel refuses, pinned as data: (kernel, case) → the reason. Support cannot be lost unnoticed.
 REFUSED: dict[tuple[str, str], str] = {
     ("compiled", name): "it has no dropout; `tiled` has"
-    for name in ("dropout", "dropout, large seed", "everything", "bfloat16, everything")
+    for name in ("dropout", "dropout, large seed", "everything", "bfloat16, everything", "NaN here and there, dropout")
 }
 REFUSED |= {
     ("triton", name): "it takes float16, bfloat16, float32, not float64"
-    for name in ("one query, 32 features, float64", "float64", "scores of 10⁴, float64")
+    for name in (
+        "one query, 32 features, float64",
+        "float64",
+        "scores of 10⁴, float64",
+        "NaN here and there, float64",
+        "sinks far above, float64",
+    )
 }
 REFUSED["triton", "wide"] = "257 features of a value are outside 1 to 256"
 
@@ -82,7 +88,8 @@ def observation(kernel: str, case: Case, library: ArrayLibrary) -> None:
         # the keys named are the keys that have those weights, whatever their order among equals
         indices = np.asarray(seen.top.indices).astype(int)
         assert np.array_equal(indices >= 0, np.asarray(seen.top.weights) > 0)
-        named = np.where(indices < 0, 0.0, np.take_along_axis(weights, np.maximum(indices, 0), -1))
+        named = np.take_along_axis(weights, np.maximum(indices, 0), -1)
+        named = np.where(indices < 0, np.asarray(seen.top.weights), named)
         check(named, want["top"], keys, "top.indices")
         for row in indices.reshape(-1, indices.shape[-1]):
             assert len(set(row[row >= 0])) == (row >= 0).sum(), "a key is named twice"

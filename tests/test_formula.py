@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import row_by_row
 import torch
 
 from clearhead import formula
@@ -78,3 +79,16 @@ def test_gradients_equal_differences(options: dict) -> None:
         nudged[3, 4] += step
         slope = (loss(Q, K, V, bias=nudged) - loss(Q, K, V)) / step
         assert slope == pytest.approx(found.dbias[3, 4], abs=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_formula_equals_the_definition_row_by_row(options: dict) -> None:
+    exact = row_by_row.attend(Q, K, V, DOUT, scale=0.4, **options)
+    found = {
+        **vars(formula.attention(Q, K, V, scale=0.4, **options)),
+        **vars(formula.gradients(Q, K, V, DOUT, scale=0.4, **options)),
+    }
+    for name in ("output", "weights", "lse", "max_score", "entropy", "dq", "dk", "dv"):
+        np.testing.assert_allclose(found[name], exact[name], atol=1e-13, err_msg=name)
+    if "sinks" in options:
+        np.testing.assert_allclose(found["dsinks"], exact["dsinks"], atol=1e-13)

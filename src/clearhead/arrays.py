@@ -75,6 +75,13 @@ def stands_in(tensor: Array) -> bool:
     return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
 
 
+def truth(value: Array) -> bool | None:
+    """An array of one truth value as a bool; None where it is not known yet, or only once a device has been waited for."""
+    if is_traced(value) or (is_torch(value) and value.device.type != "cpu"):
+        return None
+    return bool(value)
+
+
 def to_numpy(array: Array) -> np.ndarray:
     """The same numbers as a NumPy array, without a copy where the library allows it.
 

@@ -96,6 +96,8 @@ class TopKeys(Collector):
             values.append(library.zeros(missing, self.sizes.dtype))
             places.append(library.zeros(missing, places[0].dtype if places else library.asarray(np.arange(1)).dtype))
         weights, indices = xp.concat(values, axis=-1), xp.concat(places, axis=-1)
+        # NaN counts as the largest, and a row that holds any has no other
+        weights = xp.where(xp.any(xp.isnan(weights), axis=-1, keepdims=True), xp.nan, weights)
         self.rows.append((weights, xp.where(weights > 0, indices, -1)))
         self.best = None
 

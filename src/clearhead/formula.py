@@ -4,6 +4,9 @@
 
 Every kernel is held to these functions. They build the whole T×S matrix and take arrays of any library, already in one
 precision and with as many key heads as query heads; what is None is left out. At the end, the same in explicit loops.
+
+A number that is not finite spoils exactly the results that see it: those of its own query, or of the queries that may
+attend to its key, and no others. Whether they become infinite or NaN is not promised.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import dataclass
 
 import array_api_compat
 
-from clearhead.arrays import Array
+from clearhead.arrays import Array, truth
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +73,33 @@ def blank(mask: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array, Arra
     return xp.where(asked, q, 0.0), xp.where(seen, k, 0.0), xp.where(seen, v, 0.0)
 
 
+def allowed_only(mask: Array, pairs: Array) -> Array:
+    """The pairs (…, T, S) with 0 for those that the mask hides, also in rows that are NaN."""
+    xp = array_api_compat.array_namespace(pairs)
+    return pairs if mask is None else xp.where(mask, pairs, 0.0)
+
+
+def mix(pairs: Array, rows: Array, mask: Array) -> Array:
+    """pairs (…, T, S) @ rows (…, S, D), in which pairs that the mask hides take no part.
+
+    They are 0, but in a product 0 · NaN is NaN. What is not finite is left out of it, and NaN put where it is seen.
+    """
+    if mask is None:
+        return pairs @ rows
+    xp = array_api_compat.array_namespace(pairs)
+    finite = xp.isfinite(rows)
+    if truth(xp.all(finite)):  # nearly always; where it cannot be told before the call runs, the long way is right too
+        return pairs @ rows
+    mask = xp.astype(xp.broadcast_to(mask, pairs.shape), rows.dtype)
+    met = mask @ xp.astype(~finite, rows.dtype)  # (…, T, D): how many numbers that are not finite belong to a result
+    return (pairs @ xp.where(finite, rows, 0.0)) * xp.where(met > 0, xp.nan, xp.ones_like(met))
+
+
 def softmax(scores: Array, sinks: Array = None) -> tuple[Array, Array, Array]:
     """Weights (…, T, S) that are positive and sum to one, log-sum-exp (…, T) and the largest score (…, T).
 
-    A row of only −inf has weights 0 and log-sum-exp −inf. A sink (…, 1) joins the denominator and has no weight.
+    A row of only −inf has weights 0 and log-sum-exp −inf. A sink (…, 1) joins the denominator and has no weight; one of
+    −inf is none, and one of inf leaves nothing for the keys.
     """
     xp = array_api_compat.array_namespace(scores)
     if scores.shape[-1]:
@@ -86,11 +112,18 @@ def softmax(scores: Array, sinks: Array = None) -> tuple[Array, Array, Array]:
     exponentials = xp.exp(scores - shift[..., None])
     total = xp.sum(exponentials, axis=-1)
     if sinks is not None:
-        total = total + xp.exp(sinks - shift)
+        total = total + share_of(sinks, shift)
     some = total != 0  # true for NaN, which is to be seen and not turned into a 0
     weights = exponentials / xp.where(some, total, 1.0)[..., None]
     lse = xp.where(some, shift + xp.log(xp.where(some, total, 1.0)), -xp.inf)
     return weights, lse, peak
+
+
+def share_of(sinks: Array, lse: Array) -> Array:
+    """exp(sinks − lse), which is 1 for a sink of inf."""
+    xp = array_api_compat.array_namespace(lse)
+    infinite = sinks == xp.inf
+    return xp.where(infinite, 1.0, xp.exp(xp.where(infinite, 0.0, sinks) - lse))
 
 
 def attention(
@@ -111,10 +144,11 @@ def attention(
     q, k, v = blank(mask, q, k, v)
     scores = score(q, k, scale=scale, softcap=softcap, bias=bias, mask=mask)  # (…, T, S)
     weights, lse, peak = softmax(scores, sinks)
+    weights = allowed_only(mask, weights)
     # 0 · ln 0 is 0
     entropy = 0.0 - xp.sum(weights * xp.log(xp.where(weights == 0, 1.0, weights)), axis=-1)
-    kept = weights if keep is None else xp.where(keep, weights * rescale, 0.0)
-    return Answer(kept @ v, weights, lse, peak, entropy)  # (…, T, Dv)
+    kept = weights if keep is None else weights * (xp.astype(keep, weights.dtype) * rescale)
+    return Answer(mix(kept, v, mask), weights, lse, peak, entropy)  # (…, T, Dv)
 
 
 def gradients(
@@ -139,22 +173,25 @@ def gradients(
         dout = xp.where(xp.any(mask, axis=-1)[..., None], dout, 0.0)
     scores = score(q, k, scale=scale, softcap=softcap, bias=bias, mask=mask)
     weights, lse, _ = softmax(scores, sinks)
-    kept = weights if keep is None else xp.where(keep, weights * rescale, 0.0)
+    weights = allowed_only(mask, weights)
+    left = 1.0 if keep is None else xp.astype(keep, weights.dtype) * rescale
+    kept = weights * left
+    turned = None if mask is None else xp.matrix_transpose(xp.broadcast_to(mask, weights.shape))
 
-    dv = xp.matrix_transpose(kept) @ dout  # (…, S, Dv)
-    dkept = dout @ xp.matrix_transpose(v)  # (…, T, S)
-    dweights = dkept if keep is None else xp.where(keep, dkept * rescale, 0.0)
+    dv = mix(xp.matrix_transpose(kept), dout, turned)  # (…, S, Dv)
+    dweights = allowed_only(mask, dout @ xp.matrix_transpose(v)) * left  # (…, T, S)
     spread = xp.sum(weights * dweights, axis=-1)  # (…, T): what normalising takes back from each weight
     if dlse is not None:
         spread = spread - xp.where(lse == -xp.inf, 0.0, dlse)  # the log-sum-exp grows by weight · dscore
-    dscores = weights * (dweights - spread[..., None])
+    dscores = allowed_only(mask, weights * (dweights - spread[..., None]))
     dbias, dsinks = dscores, None
     if sinks is not None:
-        dsinks = -xp.exp(sinks - xp.where(lse == -xp.inf, 0.0, lse)) * spread
+        dsinks = -share_of(sinks, xp.where(lse == -xp.inf, 0.0, lse)) * spread
     if softcap is not None:
         uncapped = score(q, k, scale=scale)
-        dscores = dscores * (1.0 - xp.tanh(uncapped / softcap) ** 2)
-    return Gradients(scale * (dscores @ k), scale * (xp.matrix_transpose(dscores) @ q), dv, dbias, dsinks)
+        dscores = allowed_only(mask, dscores * (1.0 - xp.tanh(uncapped / softcap) ** 2))
+    dq, dk = mix(dscores, k, mask), mix(xp.matrix_transpose(dscores), q, turned)
+    return Gradients(scale * dq, scale * dk, dv, dbias, dsinks)
 
 
 @dataclass(frozen=True)
@@ -183,14 +220,14 @@ def attention_loops(q: Array, k: Array, v: Array, *, scale: float | None = None,
     multiply_adds = exponentials = divisions = 0
     output, weights = [], []
     for i in range(len(q)):
+        allowed = [mask is None or bool(mask[i][j]) for j in range(len(k))]
         scores = []
         for j in range(len(k)):
             dot = 0.0
             for c in range(len(q[i])):
                 dot += q[i][c] * k[j][c]
                 multiply_adds += 1
-            allowed = mask is None or bool(mask[i][j])
-            scores.append(scale * dot if allowed else -math.inf)
+            scores.append(scale * dot if allowed[j] else -math.inf)
         peak = max(scores, default=-math.inf)
         row = []
         for s in scores:
@@ -198,12 +235,12 @@ def attention_loops(q: Array, k: Array, v: Array, *, scale: float | None = None,
             exponentials += 1
         total = sum(row)
         for j in range(len(k)):
-            row[j] = row[j] / total if total else 0.0
+            row[j] = row[j] / total if total and allowed[j] else 0.0
             divisions += 1
         result = [0.0] * (len(v[0]) if v else 0)
         for j in range(len(k)):
             for c in range(len(result)):
-                result[c] += row[j] * v[j][c]
+                result[c] += row[j] * v[j][c] if allowed[j] else 0.0
                 multiply_adds += 1
         weights.append(row)
         output.append(result)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from clearhead.arrays import Array, Library, dtype_name, require_array, without_gradient
 from clearhead.errors import ArgumentError
+from clearhead.formula import share_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ class Sums:
         xp = Library.of(self.peak).xp
         peak = xp.maximum(self.peak, logit)
         shift = xp.where(peak == -xp.inf, 0.0, peak)
-        return peak, self.total * xp.exp(self.peak - shift) + xp.exp(logit - shift)
+        return peak, self.total * xp.exp(self.peak - shift) + share_of(logit, shift)
 
     def divided(self, sink: Array | None = None) -> Partial:
         """Output, log-sum-exp, largest score and entropy; a sink takes part in the denominator only."""
@@ -86,7 +87,8 @@ class Sums:
             # −Σ w ln w with ln w = (score − self.peak) + (self.peak − lse)
             none = self.total == 0
             apart = xp.where(none, 0.0, lse) - xp.where(none, 0.0, self.peak) if sink is not None else xp.log(divisor)
-            entropy = share * (self.total * apart - self.weighted)
+            # a sink of inf leaves a share of 0, infinitely far away
+            entropy = share * (self.total * xp.where(share == 0, 0.0, apart) - self.weighted)
         return Partial(self.values * (share[..., None]), lse, self.peak, entropy)
 
 

@@ -20,13 +20,17 @@ from clearhead.problem import Problem
 
 
 class Tile(NamedTuple):
-    """One tile of a slab: its scores (…, t, s), and q (…, t, D), k (…, s, D), v (…, s, Dv) safe to multiply with."""
+    """One tile of a slab: its scores (…, t, s), q (…, t, D), k (…, s, D), v (…, s, Dv) without what nobody of it sees.
+
+    `mask` says which pairs are allowed, and `asked` (…, t, 1) which queries have any; None where all are.
+    """
 
     scores: Array
     q: Array
     k: Array
     v: Array
     asked: Array | None
+    mask: Array | None
 
 
 class Slab:
@@ -75,7 +79,7 @@ class Slab:
             q, k, v = formula.blank(mask, q, k, v)
             asked = xp.any(mask, axis=-1)[..., None]
         scores = formula.score(q, k, scale=problem.scale, softcap=problem.softcap, bias=bias, mask=mask)
-        return Tile(scores, q, k, v, asked)
+        return Tile(scores, q, k, v, asked, mask)
 
     def keep(self, rows: range, columns: range) -> Array | None:
         """True where dropout keeps a weight of the tile; None without dropout."""
@@ -92,7 +96,7 @@ class Slab:
         if keep is None:
             return weights
         assert self.problem.dropout is not None
-        return self.xp.where(keep, weights * self.problem.dropout.rescale, 0.0)
+        return weights * (self.xp.astype(keep, weights.dtype) * self.problem.dropout.rescale)
 
     @property
     def sinks(self) -> Array | None:

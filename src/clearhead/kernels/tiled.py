@@ -12,7 +12,7 @@ from typing import Any
 
 from clearhead.arrays import Array
 from clearhead.collect import Gathered, Sizes
-from clearhead.formula import Gradients
+from clearhead.formula import Gradients, allowed_only, mix, share_of
 from clearhead.grid import blocks
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.slab import Slab, Tile, slabs
@@ -106,7 +106,8 @@ class Tiled:
         dead = peak == -xp.inf
         # rows that attend to nothing take no part, whatever their gradient holds
         dout = xp.where(dead[..., None], 0.0, dout)
-        spread = xp.sum(dout * output, axis=-1) - xp.where(dead, 0.0, dlse)  # (…, T)
+        # (…, T); of a row that attends to a sink alone the output is 0, and its gradient may still hold anything
+        spread = xp.sum(xp.where(output == 0, 0.0, dout * output), axis=-1) - xp.where(dead, 0.0, dlse)
         down = list(blocks(slab.queries, self.rows))
         across = list(blocks(slab.keys, self.columns))
         lead = slab.lead[:-1]
@@ -126,21 +127,26 @@ class Tiled:
                 weights = weigh(slab, tile, row_peak, row_total)
                 tile_dout = row_dout if tile.asked is None else xp.where(tile.asked, row_dout, 0.0)
                 kept = slab.dropped(weights, rows, columns)
+                turned = None
+                if tile.mask is not None:
+                    turned = xp.matrix_transpose(xp.broadcast_to(tile.mask, weights.shape))
                 dweights = slab.dropped(tile_dout @ xp.matrix_transpose(tile.v), rows, columns)
                 dscores = weights * (dweights - row_spread[..., None])
                 if problem.softcap is not None:
                     raw = problem.scale * (tile.q @ xp.matrix_transpose(tile.k))
                     dscores = dscores * (1.0 - xp.tanh(raw / problem.softcap) ** 2)
-                row_dq = row_dq + problem.scale * (dscores @ tile.k)
+                dscores = allowed_only(tile.mask, dscores)
+                row_dq = row_dq + problem.scale * mix(dscores, tile.k, tile.mask)
                 # query heads that share keys add up
-                dk[place] = dk[place] + xp.sum(problem.scale * (xp.matrix_transpose(dscores) @ tile.q), axis=-3)
-                dv[place] = dv[place] + xp.sum(xp.matrix_transpose(kept) @ tile_dout, axis=-3)
+                tile_dk = mix(xp.matrix_transpose(dscores), tile.q, turned)
+                tile_dv = mix(xp.matrix_transpose(kept), tile_dout, turned)
+                dk[place] = dk[place] + xp.sum(problem.scale * tile_dk, axis=-3)
+                dv[place] = dv[place] + xp.sum(tile_dv, axis=-3)
             dq.append(row_dq)
         dsinks = spread[..., 0:0]
         if slab.sinks is not None:
-            dsinks = -xp.sum(
-                xp.exp(slab.sinks - xp.where(dead, 0.0, peak)) / xp.where(dead, 1.0, total) * spread, axis=-1
-            )
+            share = share_of(slab.sinks, xp.where(dead, 0.0, peak)) / xp.where(dead, 1.0, total)
+            dsinks = -xp.sum(share * spread, axis=-1)
         none_k = [zeros((*lead, 0, slab.k.shape[-1]), slab.q.dtype)]
         none_v = [zeros((*lead, 0, slab.v.shape[-1]), slab.q.dtype)]
         return (
@@ -164,7 +170,7 @@ def attend(slab: Slab, tile: Tile, rows: range, columns: range) -> Sums:
         exponentials = xp.exp(shifted)
         # a masked key has 0 · −inf, which is 0 here
         weighted = xp.sum(exponentials * xp.where(exponentials == 0, 0.0, shifted), axis=-1)
-    values = slab.dropped(exponentials, rows, columns) @ tile.v
+    values = mix(slab.dropped(exponentials, rows, columns), tile.v, tile.mask)
     return Sums(peak, xp.sum(exponentials, axis=-1), values, weighted)
 
 
@@ -174,7 +180,7 @@ def weigh(slab: Slab, tile: Tile, peak: Array, total: Array) -> Array:
     shifted = tile.scores - xp.where(peak == -xp.inf, 0.0, peak)[..., None]
     weights = slab.library.exp_over(shifted)
     weights *= (1.0 / xp.where(total == 0, 1.0, total))[..., None]
-    return weights
+    return allowed_only(tile.mask, weights)
 
 
 def nothing(sizes: Sizes, rows: int, width: int, weighted: bool) -> Sums:

@@ -1,0 +1,102 @@
+"""Attention a row at a time, each over the keys that it may see and no others: what is exact, by the definition.
+
+Nothing of the library is used. A key that a query may not attend to is not multiplied by zero but left out, so that what
+it holds cannot matter; a number that is not finite spoils exactly the results that it belongs to, which are NaN here
+whether arithmetic would make them NaN or infinite.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def attend(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, *, dlse: np.ndarray | None = None, **options: Any
+) -> dict[str, np.ndarray]:
+    """Everything that comes out, for q (…, H, T, D), k (…, H, S, D), v (…, H, S, Dv) and the gradient of the output.
+
+    `dlse` (…, H, T) is that of the log-sum-exp. `options` are the formula's. |dq| and |dk| are the sums of the absolute values of the terms of dq and dk.
+    """
+    lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    queries, keys = q.shape[-2], k.shape[-2]
+    full = {
+        name: np.broadcast_to(value, (*lead, queries, keys))
+        for name, value in options.items()
+        if name in ("mask", "bias", "keep") and value is not None
+    }
+    sinks = options.get("sinks")
+    dlse = np.zeros((*lead, queries), q.dtype) if dlse is None else dlse
+    q, k, v = (np.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (q, k, v))
+    shapes = {"lse": (), "max_score": (), "entropy": (), "dsinks": (), "weights": (keys,), "output": (v.shape[-1],)}
+    found = {name: np.zeros((*lead, queries, *shape), q.dtype) for name, shape in shapes.items()}
+    found |= {name: np.zeros(like.shape, q.dtype) for name, like in (("dq", q), ("dk", k), ("dv", v))}
+    found |= {"|dq|": np.zeros(q.shape, q.dtype), "|dk|": np.zeros(k.shape, q.dtype)}
+    with np.errstate(all="ignore"):
+        for at in np.ndindex(*lead):
+            sink = -np.inf if sinks is None else np.broadcast_to(sinks, (*lead, 1))[at][0]
+            for i in range(queries):
+                here = {name: value[at][i] for name, value in full.items()}
+                one_row({name: array[at] for name, array in found.items()}, i, q[at], k[at], v[at], dout[at], dlse[at][i],
+                        sink, scale=options["scale"], softcap=options.get("softcap"), rescale=options.get("rescale", 1.0),
+                        **here)  # fmt: skip
+    for name in ("output", "dq", "dk", "dv", "dsinks"):
+        found[name] = np.where(np.isfinite(found[name]), found[name], np.nan)
+    for name in ("|dq|", "|dk|"):  # the size of what is finite
+        found[name] = np.where(np.isfinite(found[name]), found[name], 0.0)
+    return found
+
+
+def one_row(
+    found: dict[str, np.ndarray], i: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray,
+    dlse: Any, sink: Any, *, scale: Any, softcap: float | None, rescale: float,
+    mask: np.ndarray | None = None, bias: np.ndarray | None = None, keep: np.ndarray | None = None,
+) -> None:  # fmt: skip
+    """Row i of what was found, and what it adds to dk and dv."""
+    seen = np.arange(len(k)) if mask is None else np.flatnonzero(mask)
+    found["lse"][i], found["max_score"][i] = sink, -np.inf
+    found["dsinks"][i] = 0.0 if sink == -np.inf else dlse
+    if not len(seen):
+        return
+    k, v, d = k[seen], v[seen], dout[i]
+    scores = scale * (k * q[i]).sum(-1)
+    slopes = np.ones_like(scores)
+    if softcap is not None:
+        slopes = 1 - np.tanh(scores / softcap) ** 2
+        scores = softcap * np.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias[seen]
+    peak = scores.max()
+    lse, weights, sink_weight = softmax(scores, sink)
+    found["lse"][i], found["max_score"][i] = lse, np.nan if peak == np.inf else peak
+    found["weights"][i][seen] = weights
+    found["entropy"][i] = -(weights * np.log(np.where(weights == 0, 1, weights))).sum()
+    left = np.ones_like(weights) if keep is None else np.where(keep[seen], rescale, 0)  # what is dropped is still seen
+    kept = weights * left
+    found["output"][i] = (kept[:, None] * v).sum(0)
+    dweights = (v * d).sum(-1) * left
+    spread = (weights * dweights).sum() - (0.0 if lse == -np.inf else dlse)
+    dscores = weights * (dweights - spread) * slopes
+    found["dsinks"][i] = -sink_weight * spread
+    found["dq"][i] = scale * (dscores[:, None] * k).sum(0)
+    found["dk"][seen] += scale * dscores[:, None] * q[i]
+    found["dv"][seen] += kept[:, None] * d
+    sizes = np.abs(v * d).sum(-1) * rescale
+    terms = np.abs(scale) * weights * (sizes + (weights * sizes).sum() + np.abs(dlse))
+    found["|dq|"][i] = (terms[:, None] * np.abs(k)).sum(0)
+    found["|dk|"][seen] += terms[:, None] * np.abs(q[i])
+
+
+def softmax(scores: np.ndarray, sink: Any) -> tuple[Any, np.ndarray, Any]:
+    """Log-sum-exp, the keys' weights and the sink's; all NaN where a score is NaN or +inf, or the sink is NaN."""
+    if np.isnan(scores).any() or (scores == np.inf).any() or np.isnan(sink):
+        return np.nan, np.full_like(scores, np.nan), np.nan
+    if sink == np.inf:  # it takes everything
+        return np.inf, np.zeros_like(scores), 1.0
+    top = max(scores.max(), sink)
+    if top == -np.inf:
+        return -np.inf, np.zeros_like(scores), 0.0
+    exponentials, rest = np.exp(scores - top), np.exp(sink - top)
+    total = exponentials.sum() + rest
+    return top + np.log(total), exponentials / total, rest / total
