@@ -155,7 +155,7 @@ SPOILED: dict[str, dict[str, Any]] = {
     # sinks that outweigh all keys, or nothing
     "sinks far above": {"options": _sinks(60.0, 95.0, 700.0)},
     "sinks far above, causal": {
-        "options": lambda rng: {**_sinks(87.5, 1e4, 1e30)(rng), "mask": ch.causal(offset=-3), "scale": 0.3},
+        "options": lambda rng: {**_sinks(1e30, 87.5, 0.5)(rng), "mask": ch.causal(offset=-3), "scale": 0.3},
     },
     "sinks far above, softcap and bias": {
         "options": lambda rng: {**_sinks(95.0, 300.0, 2.0)(rng), "softcap": 3.0, "bias": ch.alibi(H)},

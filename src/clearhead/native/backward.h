@@ -22,6 +22,9 @@ template <class T> struct Asking {
   Rows<T> rows;
   alignas(64) T spread[kPanel<T>];
   int64_t first = 0, last = 0;
+  Span span{0, 0};           // the keys that any of them may see
+  uint8_t odd[kPanel<T>];    // for each: the query or its gradient holds a number that is not finite
+  bool spoiled = false;      // something of some query is not finite
 };
 
 // One range of keys and what is gathered for them.
@@ -80,7 +83,6 @@ template <class T> class Backward {
     for (int64_t g = 0; g < call_->group(); ++g) {
       const int64_t h = head * call_->group() + g;
       Scorer<T> scorer(*call_, b, h);
-      scorer.remember = any_odd_;
       for (int64_t i0 = 0; i0 < call_->queries; i0 += kTogether * panel)
         queries(scorer, b, h, i0, first, last, dq + g * room(*call_));
     }
@@ -115,15 +117,18 @@ template <class T> class Backward {
       pack_rows<T>(call_->v, b, head, first + at, many, call_->width, kRows, scratch_.data(), v_.data() + at * call_->width, odd);
       pack_columns<T>(call_->k, b, head, first + at, many, call_->features, count * kRows, scratch_.data(), k_columns_.data() + at * kRows);
     }
-    any_odd_ = std::any_of(odd_.begin(), odd_.end(), [](uint8_t x) { return x; });
   }
 
   // Some panels of queries from i0 on, against keys [first, last).
   void queries(Scorer<T>& scorer, int64_t b, int64_t h, int64_t i0, int64_t first, int64_t last, T* dq) {
     const int64_t i1 = std::min(i0 + kTogether * panel, call_->queries);
-    const Span span = scorer.mask.span(i0, i1);
-    if (span.low >= last || span.high <= first) return;
     const int64_t panels = (i1 - i0 + panel - 1) / panel;
+    Span span{last, first};
+    for (int64_t p = 0; p < panels; ++p) {
+      const Span here = asking_[p].span = scorer.mask.span(i0 + p * panel, std::min(i0 + (p + 1) * panel, i1));
+      if (here.low < here.high) span = {std::min(span.low, here.low), std::max(span.high, here.high)};
+    }
+    if (span.low >= last || span.high <= first) return;
     bool alive = false;
     for (int64_t p = 0; p < panels; ++p)
       alive = load_queries(b, h, i0 + p * panel, std::min(i0 + (p + 1) * panel, i1), p) || alive;
@@ -141,8 +146,9 @@ template <class T> class Backward {
     const int64_t at = call_->row_of(b, h), count = i1 - i0, stride = kTogether * panel * kRows;
     T* const q_columns = q_columns_.data() + place * panel * kRows;
     T* const dout_columns = dout_columns_.data() + place * panel * kRows;
-    pack_rows<T>(call_->q, b, h, i0, count, call_->features, panel, scratch_.data(), ask.q.data());
-    pack_rows<T>(call_->dout, b, h, i0, count, call_->width, panel, scratch_.data(), ask.dout.data());
+    std::fill_n(ask.odd, panel, uint8_t(0));
+    pack_rows<T>(call_->q, b, h, i0, count, call_->features, panel, scratch_.data(), ask.q.data(), ask.odd);
+    pack_rows<T>(call_->dout, b, h, i0, count, call_->width, panel, scratch_.data(), ask.dout.data(), ask.odd);
     pack_rows<T>(call_->out, b, h, i0, count, call_->width, panel, scratch_.data(), output_.data());
     pack_columns<T>(call_->q, b, h, i0, count, call_->features, stride, scratch_.data(), q_columns);
     pack_columns<T>(call_->dout, b, h, i0, count, call_->width, stride, scratch_.data(), dout_columns);
@@ -155,6 +161,7 @@ template <class T> class Backward {
         blank(ask.q.data(), call_->features, q_columns, features_, lane);
         blank(ask.dout.data(), call_->width, dout_columns, width_, lane);
         for (int64_t c = 0; c < call_->width; ++c) output_[c * panel + lane] = 0;
+        ask.odd[lane] = 0;
         continue;
       }
       ask.rows.largest[lane] = static_cast<const T*>(call_->peak)[at + i0 + lane];
@@ -170,12 +177,23 @@ template <class T> class Backward {
     if (call_->dlse)
       for (int64_t lane = 0; lane < count; ++lane)
         if (ask.rows.total[lane] != 0) ask.spread[lane] -= static_cast<const T*>(call_->dlse)[at + i0 + lane];
+    ask.spoiled = ask.rows.spoiled();
+    for (int lane = 0; lane < panel; ++lane) {
+      ask.spoiled = ask.spoiled || ask.odd[lane] || is_odd(ask.spread + lane, 1);
+      if (!ask.odd[lane]) continue;  // those that are not finite are added to dk and dv by `add_odd`, key by key
+      blank_columns(q_columns, features_, lane);
+      blank_columns(dout_columns, width_, lane);
+    }
     return alive;
   }
 
   // Zeros for one query of a panel, in both layouts.
   static void blank(T* rows, int64_t count, T* columns, int64_t padded, int lane) {
     for (int64_t c = 0; c < count; ++c) rows[c * panel + lane] = 0;
+    blank_columns(columns, padded, lane);
+  }
+
+  static void blank_columns(T* columns, int64_t padded, int lane) {
     for (int64_t i = 0; i < padded / kRows; ++i)
       std::fill_n(columns + (i * kTogether * panel + lane) * kRows, kRows, T(0));
   }
@@ -185,11 +203,12 @@ template <class T> class Backward {
     const int64_t count = j1 - j0, at = j0 - first;
     bool some = false;
     for (int64_t p = 0; p < panels; ++p) {
-      const Span span = scorer.mask.span(asking_[p].first, asking_[p].last);
+      const Span span = asking_[p].span;
       const int64_t low = j0 + std::max<int64_t>(span.low - j0, 0) / kGrain * kGrain, high = std::min(j1, span.high);
       const bool seen = low < high && differentiate(scorer, asking_[p], first, low, high, dq + p * panel * features_);
       some = some || seen;
       seen_[p] = seen ? Span{low - j0, high - j0} : Span{0, 0};
+      if (seen && asking_[p].spoiled) add_odd(scorer, asking_[p], low - first, high - low);
       turned(weights_.data(), count, p, turned_weights_.data());
       turned(dweights_.data(), count, p, turned_dscores_.data());
     }
@@ -202,44 +221,68 @@ template <class T> class Backward {
   bool differentiate(Scorer<T>& scorer, const Asking<T>& ask, int64_t first, int64_t j0, int64_t j1, T* dq) {
     const int64_t count = j1 - j0, blocks = (count + kRows - 1) / kRows, at = j0 - first;
     const T* k = k_.data() + at * call_->features;
+    const bool odd = std::any_of(odd_.begin() + at, odd_.begin() + at + count, [](uint8_t x) { return x; });
+    scorer.remember = odd || ask.spoiled;
     if (!scorer.score(ask.q.data(), k, ask.first, ask.last, j0, j1, weights_.data())) return false;
     if (call_->softcap != 0)
       product<T, false>(k, blocks, ask.q.data(), call_->features, call_->features * kRows, raw_.data());
     ask.rows.weigh(weights_.data(), count, scorer.units.factor);
     product<T, false>(v_.data() + at * call_->width, blocks, ask.dout.data(), call_->width, call_->width * kRows,
                       dweights_.data());
-    const bool clean = scorer.mixed && any_odd_;
-    dscores(scorer, ask, count, clean);
+    dscores(scorer, ask, count);
     // dq[feature][query] += k[key][feature] · dscore[key][query]
-    const T* columns = clean ? blanked(scorer, at, count) : k_columns_.data() + at * kRows;
-    const int64_t stride = clean ? kBackTile * kRows : int64_t(odd_.size()) * kRows;
-    product<T, true>(columns, features_ / kRows, dweights_.data(), count, stride, dq);
+    const int64_t queries = ask.last - ask.first, stride = int64_t(odd_.size()) * kRows;
+    const T* columns = k_columns_.data() + at * kRows;
+    if (!scorer.mixed || !odd) {
+      product<T, true>(columns, features_ / kRows, dweights_.data(), count, stride, dq);
+      return true;
+    }
+    product<T, true>(blanked(scorer, queries, at, count), features_ / kRows, dweights_.data(), count, kBackTile * kRows, dq);
+    for (int64_t j = 0; j < count; ++j) {  // keys that were left out go to those who see them, one by one
+      const uint8_t* allowed = scorer.allowed() + j * panel;
+      if (!odd_[at + j] || all_set(allowed, queries)) continue;
+      for (int64_t x = 0; x < queries; ++x)
+        for (int64_t c = 0; allowed[x] && c < call_->features; ++c)
+          dq[c * panel + x] += columns[c / kRows * stride + j * kRows + c % kRows] * dweights_[j * panel + x];
+    }
     return true;
   }
 
   // dweights become dscores.
-  void dscores(const Scorer<T>& scorer, const Asking<T>& ask, int64_t count, bool clean) {
+  void dscores(const Scorer<T>& scorer, const Asking<T>& ask, int64_t count) {
     for (int64_t k = 0; k < count; ++k)
       for (int x = 0; x < panel; x += kLanes<T>) {
         T* d = dweights_.data() + k * panel + x;
         store<T>(d, load<T>(weights_.data() + k * panel + x) * (load<T>(d) - load<T>(ask.spread + x)));
       }
-    if (clean)  // a masked weight is 0, and 0 times NaN is not
-      for (int64_t x = 0; x < count * panel; ++x)
-        if (!scorer.allowed()[x]) weights_[x] = dweights_[x] = 0;
     if (call_->softcap != 0) scorer.uncap(raw_.data(), count, dweights_.data());
+    if (!scorer.mixed || !scorer.remember) return;
+    scorer.clear(count, weights_.data());  // last: a masked weight is 0, and 0 times NaN is not
+    scorer.clear(count, dweights_.data());
   }
 
-  // The keys of a tile with zeros for those that no query of the panel may see.
-  const T* blanked(const Scorer<T>& scorer, int64_t at, int64_t count) {
+  // What queries that are not finite add to dk and dv: only to keys that they see. Keys `at` … at + count of this range.
+  void add_odd(const Scorer<T>& scorer, const Asking<T>& ask, int64_t at, int64_t count) {
+    for (int64_t x = 0; x < ask.last - ask.first; ++x)
+      for (int64_t k = 0; ask.odd[x] && k < count; ++k) {
+        if (scorer.mixed && !scorer.allowed()[k * panel + x]) continue;
+        const int64_t whole = (at + k) / panel * panel, lane = (at + k) % panel;
+        for (int64_t c = 0; c < call_->features; ++c)
+          dk_[whole * features_ + c * panel + lane] += dweights_[k * panel + x] * ask.q[c * panel + x];
+        for (int64_t c = 0; c < call_->width; ++c)
+          dv_[whole * width_ + c * panel + lane] += weights_[k * panel + x] * ask.dout[c * panel + x];
+      }
+  }
+
+  // The keys of a tile with zeros for those that are not finite and not for all queries of the panel to see.
+  const T* blanked(const Scorer<T>& scorer, int64_t queries, int64_t at, int64_t count) {
     clean_.resize(features_ * kBackTile);
     const int64_t all_keys = int64_t(odd_.size());
     for (int64_t j = 0; j < count; ++j) {
-      const uint8_t* allowed = scorer.allowed() + j * panel;
-      const bool seen = std::any_of(allowed, allowed + panel, [](uint8_t a) { return a; });
+      const bool safe = !odd_[at + j] || all_set(scorer.allowed() + j * panel, queries);
       for (int64_t i = 0; i < features_ / kRows; ++i)
         for (int c = 0; c < kRows; ++c)
-          clean_[(i * kBackTile + j) * kRows + c] = seen ? k_columns_[(i * all_keys + at + j) * kRows + c] : T(0);
+          clean_[(i * kBackTile + j) * kRows + c] = safe ? k_columns_[(i * all_keys + at + j) * kRows + c] : T(0);
     }
     return clean_.data();
   }
@@ -277,7 +320,6 @@ template <class T> class Backward {
   Buffer<T> k_, v_, k_columns_, dq_, weights_, dweights_, raw_, dk_, dv_, turned_weights_, turned_dscores_, scratch_,
       output_, q_columns_, dout_columns_, clean_;
   std::vector<uint8_t> odd_;
-  bool any_odd_ = false;
 };
 
 }  // namespace CLEARHEAD_ISA

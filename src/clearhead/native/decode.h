@@ -1,4 +1,5 @@
-// Few queries over many keys: keys are read once, where they lie, split into pieces that threads share and merge.
+// Few queries over many keys: keys are read once, where they lie, split into pieces that threads share and merge. Keys that
+// nobody sees are not read.
 #pragma once
 #include "softmax.h"
 #include "threads.h"
@@ -15,7 +16,7 @@ inline bool decodes(const Call& call) {
   return call.queries * call.group() <= kFewRows && call.keys >= 1 && !call.wanted.second_look();
 }
 
-// The sums over one piece of keys, for one query: as in `softmax.h`, for one row.
+// The sums over one piece of keys, for one query: as in `softmax.h`, for one row. No values: the row sees none of the keys.
 template <class T> struct Piece {
   T largest = -std::numeric_limits<T>::infinity(), total = 0, weighted = 0;
   std::vector<T> values;
@@ -113,14 +114,15 @@ inline void stream_dots(const T* q, int64_t columns, const char* rows, int64_t s
   }
 }
 
-// sums[column] += Σ weight · row[column]
+// sums[column] += Σ weight · row[column], over the rows that are allowed; null: over all
 template <class T, bool whole>
-inline void stream_sums(const T* weights, int64_t columns, const char* rows, int64_t stride, int64_t count, T* sums) {
+inline void stream_sums(const T* weights, const uint8_t* allowed, int64_t columns, const char* rows, int64_t stride,
+                        int64_t count, T* sums) {
   constexpr int lanes = kLanes<T>, stretch = kStretch * lanes;
   Vec<T> total[kStretch];
   for (int x = 0; x < kStretch; ++x) total[x] = load<T>(sums + x * lanes);
   for (int64_t j = 0; j < count; ++j) {
-    if (weights[j] == 0) continue;  // also keeps NaN in padding out
+    if (allowed && !allowed[j]) continue;  // also keeps NaN in padding out
     const T* row = reinterpret_cast<const T*>(rows + j * stride);
     for (int x = 0; x < kStretch; ++x) total[x] += weights[j] * load<T>(row + x * lanes);
     for (int64_t c = stretch; !whole && c < columns; c += stretch)
@@ -132,10 +134,11 @@ inline void stream_sums(const T* weights, int64_t columns, const char* rows, int
   for (int x = 0; x < kStretch; ++x) store<T>(sums + x * lanes, total[x]);
 }
 
-// What the scores of row (head h, query i) become after the product: scale, softcap, bias, mask.
+// What the scores of row (head h, query i) become after the product: scale, softcap, bias, mask. `allowed` is filled where
+// only some keys may be seen.
 template <class T>
 inline void finish_scores(const Call& call, const Units<T>& units, int64_t b, int64_t h, int64_t i, int64_t j0, int64_t j1,
-                          T* s) {
+                          bool some, T* s, uint8_t* allowed) {
   const Bias& bias = call.bias;
   if (!units.raw)
     for (int64_t j = j0; j < j1; ++j) {
@@ -145,11 +148,8 @@ inline void finish_scores(const Call& call, const Units<T>& units, int64_t b, in
       else if (bias.array) x += read<T>(bias.array.at(b, h) + i * bias.array.row + j * bias.array.col, bias.array.type);
       s[j - j0] = x;
     }
-  const Mask mask(call, b, h);
-  const Verdict verdict = mask.decide(i, i + 1, j0, j1);
-  if (verdict == kAll) return;
-  std::vector<uint8_t> allowed(j1 - j0, 0);
-  if (verdict == kSome) mask.tile(i, i + 1, j0, j1, 1, allowed.data());
+  if (!some) return;
+  Mask(call, b, h).tile(i, i + 1, j0, j1, 1, allowed);
   for (int64_t j = j0; j < j1; ++j)
     if (!allowed[j - j0]) s[j - j0] = -std::numeric_limits<T>::infinity();
 }
@@ -190,8 +190,11 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
   const int64_t group = call.group(), rows = group * call.queries;
   const int64_t count = rounded(j1 - j0, kPowers * kLanes<T>);  // room for each row
   std::vector<T> q(rows * call.features), s(rows * count, -std::numeric_limits<T>::infinity());
+  std::vector<uint8_t> allowed(call.mask.empty() ? 0 : rows * count);
+  Verdict verdicts[kFewRows];
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t h = head * group + r / call.queries, i = r % call.queries;
+    verdicts[r] = Mask(call, b, h).decide(i, i + 1, j0, j1);
     read_row<T>(call.q.at(b, h) + i * call.q.row, call.q.type, call.q.col, call.features, q.data() + r * call.features);
   }
   Reader<T> keys(call.k, b, head, call.features), values(call.v, b, head, call.width);
@@ -201,45 +204,52 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
   const auto dots_of = call.features == stretch ? stream_dots<T, true> : stream_dots<T, false>;
   const auto sums_of = call.width == stretch ? stream_sums<T, true> : stream_sums<T, false>;
   for (int64_t r = 0; stream_keys && r < rows; ++r)
-    dots_of(q.data() + r * call.features, call.features, keys.at(j0), call.k.row, j1 - j0, s.data() + r * count);
+    if (verdicts[r] != kNone) dots_of(q.data() + r * call.features, call.features, keys.at(j0), call.k.row, j1 - j0, s.data() + r * count);
   for (int64_t j = j0; !stream_keys && j < j1; j += kAtOnce) {
     const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
     for (int x = 0; x < real; ++x) lines[x] = keys.row(j + x, x);
     for (int64_t r = 0; r < rows; ++r) {
+      if (verdicts[r] == kNone) continue;
       T* out = s.data() + r * count + (j - j0);
       if (real == kAtOnce) dots<T, kAtOnce>(q.data() + r * call.features, call.features, lines, out);
       else
         for (int x = 0; x < real; ++x) dots<T, 1>(q.data() + r * call.features, call.features, lines + x, out + x);
     }
   }
+  const auto allowed_to = [&](int64_t r) { return verdicts[r] == kSome ? allowed.data() + r * count : nullptr; };
   for (int64_t r = 0; r < rows; ++r) {
-    finish_scores<T>(call, units, b, head * group + r / call.queries, r % call.queries, j0, j1, s.data() + r * count);
+    if (verdicts[r] == kNone) continue;
+    finish_scores<T>(call, units, b, head * group + r / call.queries, r % call.queries, j0, j1, verdicts[r] == kSome,
+                     s.data() + r * count, allowed_to(r));
     pieces[r] = exponentials<T>(s.data() + r * count, count, units.factor, call.width);
   }
   for (int64_t r = 0; stream_values && r < rows; ++r)
-    sums_of(s.data() + r * count, call.width, values.at(j0), call.v.row, j1 - j0, pieces[r].values.data());
+    if (verdicts[r] != kNone)
+      sums_of(s.data() + r * count, allowed_to(r), call.width, values.at(j0), call.v.row, j1 - j0, pieces[r].values.data());
   for (int64_t j = j0; !stream_values && j < j1; j += kAtOnce) {
     const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
     for (int x = 0; x < real; ++x) lines[x] = values.row(j + x, x);
     for (int64_t r = 0; r < rows; ++r) {
+      if (verdicts[r] == kNone) continue;
       const T* weights = s.data() + r * count + (j - j0);
+      const uint8_t* seen = verdicts[r] == kSome ? allowed_to(r) + (j - j0) : nullptr;
       T* sums = pieces[r].values.data();
       bool all = real == kAtOnce;
-      for (int x = 0; x < real; ++x) all = all && weights[x] != 0;
+      for (int x = 0; x < real; ++x) all = all && (!seen || seen[x]);
       if (all) add_weighted<T, kAtOnce>(weights, lines, call.width, sums);
       else
         for (int x = 0; x < real; ++x)
-          if (weights[x] != 0) add_weighted<T, 1>(weights + x, lines + x, call.width, sums);  // padding may be NaN
+          if (!seen || seen[x]) add_weighted<T, 1>(weights + x, lines + x, call.width, sums);  // padding may be NaN
     }
   }
 }
 
 // Pieces of one row, merged in their order.
 template <class T> Piece<T> merged(Piece<T>* pieces, int64_t count, int64_t step, T factor) {
-  Piece<T> whole = std::move(pieces[0]);
-  for (int64_t n = 1; n < count; ++n) {
+  Piece<T> whole;
+  for (int64_t n = 0; n < count; ++n) {
     Piece<T>& next = pieces[n * step];
-    if (next.total == 0) continue;
+    if (next.values.empty() || (next.total == 0 && !whole.values.empty())) continue;
     if (whole.total == 0) { whole = std::move(next); continue; }
     const T largest = std::max(whole.largest, next.largest);
     const T mine = (whole.largest - largest) * factor, theirs = (next.largest - largest) * factor;
@@ -256,27 +266,54 @@ template <class T> Piece<T> merged(Piece<T>* pieces, int64_t count, int64_t step
 template <class T> void write_row(const Call& call, int64_t b, int64_t h, int64_t i, const Piece<T>& piece) {
   const Units<T> units(call);
   const Ending<T> end = ending<T>(piece.largest, piece.total, piece.weighted, units, sink_of(call, h));
-  write_ending<T>(call, units, call.row_of(b, h) + i, piece.largest, end);
+  write_ending<T>(call, units, call.row_of(b, h) + i, end);
   char* out = call.out.at(b, h) + i * call.out.row;
-  for (int64_t c = 0; c < call.width; ++c) write<T>(out + c * call.out.col, call.out.type, piece.values[c] * end.share);
+  for (int64_t c = 0; c < call.width; ++c)
+    write<T>(out + c * call.out.col, call.out.type, piece.values.empty() ? T(0) : piece.values[c] * end.share);
+}
+
+struct Part { int64_t head, low, high; };  // a head of keys, counted over the batch, and some of its keys
+
+// The pieces of all heads that somebody sees, those of one head together; `first` says where each head's begin.
+inline std::vector<Part> pieces_seen(const Call& call, std::vector<int64_t>& first) {
+  std::vector<Part> parts;
+  for (int64_t n = 0; n < call.batch * call.key_heads; ++n) {
+    first.push_back(int64_t(parts.size()));
+    const int64_t b = n / call.key_heads, h0 = n % call.key_heads * call.group();
+    int64_t low = call.keys, high = 0;
+    for (int64_t h = h0; h < h0 + call.group(); ++h) {
+      const Span span = Mask(call, b, h).span(0, call.queries);
+      if (span.low < span.high) low = std::min(low, span.low), high = std::max(high, span.high);
+    }
+    for (int64_t j0 = low; j0 < high; j0 += kPiece) {
+      const int64_t j1 = std::min(j0 + kPiece, high);
+      bool seen = false;
+      for (int64_t h = h0; !seen && h < h0 + call.group(); ++h)
+        seen = Mask(call, b, h).decide(0, call.queries, j0, j1) != kNone;
+      if (seen) parts.push_back({n, j0, j1});
+    }
+  }
+  first.push_back(int64_t(parts.size()));
+  return parts;
 }
 
 template <class T> void decode(const Call& call, int threads) {
   const int64_t heads = call.batch * call.key_heads, rows = call.group() * call.queries;
-  const int64_t count = (call.keys + kPiece - 1) / kPiece;
-  std::vector<Piece<T>> pieces(heads * count * rows);
+  std::vector<int64_t> first;
+  const std::vector<Part> parts = pieces_seen(call, first);
+  std::vector<Piece<T>> pieces(parts.size() * rows);
   call.uses(int64_t(pieces.size()) * int64_t(sizeof(Piece<T>) + call.width * sizeof(T)));
-  parallel(call.stop, heads * count, threads, [&] {
+  parallel(call.stop, int64_t(parts.size()), threads, [&] {
     return [&](int64_t task) {
-      const int64_t n = task / count, j0 = task % count * kPiece;
-      decode_piece<T>(call, n / call.key_heads, n % call.key_heads, j0, std::min(j0 + kPiece, call.keys),
+      const Part& part = parts[task];
+      decode_piece<T>(call, part.head / call.key_heads, part.head % call.key_heads, part.low, part.high,
                       pieces.data() + task * rows);
     };
   });
   for (int64_t n = 0; n < heads; ++n)
     for (int64_t r = 0; r < rows; ++r)
       write_row<T>(call, n / call.key_heads, n % call.key_heads * call.group() + r / call.queries, r % call.queries,
-                   merged<T>(pieces.data() + n * count * rows + r, count, rows, Units<T>(call).factor));
+                   merged<T>(pieces.data() + first[n] * rows + r, first[n + 1] - first[n], rows, Units<T>(call).factor));
 }
 
 }  // namespace CLEARHEAD_ISA

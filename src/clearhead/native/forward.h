@@ -7,6 +7,10 @@
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
+inline bool all_set(const uint8_t* flags, int64_t count) {
+  return std::all_of(flags, flags + count, [](uint8_t x) { return x; });
+}
+
 // What a thread needs for one block of queries; made once and used again.
 template <class T> struct Workspace {
   Buffer<T> q, s, values, clean, scratch;
@@ -23,33 +27,38 @@ template <class T> struct Workspace {
 
   int64_t bytes() const { return int64_t((q.size() + s.size() + values.size() + clean.size() + scratch.size()) * sizeof(T)); }
 
-  // The values of keys [j0, j1) with zeros for keys that no query of the panel may see: zero weight times NaN is NaN.
-  const T* blanked(const Call& call, const Packed<T>& packed, const uint8_t* allowed, int64_t j0, int64_t j1) {
+  // The values of keys [j0, j1) with zeros for those that are not finite and not for all queries of the panel to see: zero
+  // weight times NaN is NaN.
+  const T* blanked(const Call& call, const Packed<T>& packed, const uint8_t* allowed, int64_t queries, int64_t j0, int64_t j1) {
     constexpr int panel = kPanel<T>;
-    const int64_t blocks = rounded(call.width, kRows) / kRows, count = j1 - j0;
+    const int64_t blocks = rounded(call.width, kRows) / kRows, count = j1 - j0, at = packed.at(j0);
     clean.resize(blocks * kTile * kRows);
     for (int64_t j = 0; j < count; ++j) {
-      const bool seen = std::any_of(allowed + j * panel, allowed + (j + 1) * panel, [](uint8_t a) { return a; });
+      const bool safe = !packed.odd[j0 + j] || all_set(allowed + j * panel, queries);
       for (int64_t i = 0; i < blocks; ++i)
         for (int c = 0; c < kRows; ++c)
-          clean[i * kTile * kRows + j * kRows + c] = seen ? packed.v[i * packed.value_stride + (j0 + j) * kRows + c] : T(0);
+          clean[i * kTile * kRows + j * kRows + c] = safe ? packed.v[i * packed.value_stride + (at + j) * kRows + c] : T(0);
     }
     return clean.data();
   }
 };
 
-// values[feature][query] += weights[key][query] · v[key][feature], for one panel.
+// values[feature][query] += weights[key][query] · v[key][feature], for one panel of `queries`.
 template <class T>
 inline void accumulate(const Call& call, const Packed<T>& packed, Workspace<T>& work, const Scorer<T>& scorer,
-                       const T* weights, int64_t j0, int64_t j1, T* values) {
-  const int64_t blocks = rounded(call.width, kRows) / kRows;
-  const T* v = packed.v.data() + j0 * kRows;
-  int64_t stride = packed.value_stride;
-  if (scorer.mixed && scorer.remember) {
-    v = work.blanked(call, packed, scorer.allowed(), j0, j1);
-    stride = kTile * kRows;
+                       const T* weights, int64_t queries, int64_t j0, int64_t j1, T* values) {
+  constexpr int panel = kPanel<T>;
+  const int64_t blocks = rounded(call.width, kRows) / kRows, stride = packed.value_stride;
+  const T* v = packed.v.data() + packed.at(j0) * kRows;
+  if (!scorer.mixed || !scorer.remember) return product<T, true>(v, blocks, weights, j1 - j0, stride, values);
+  const uint8_t* allowed = scorer.allowed();
+  product<T, true>(work.blanked(call, packed, allowed, queries, j0, j1), blocks, weights, j1 - j0, kTile * kRows, values);
+  for (int64_t j = 0; j < j1 - j0; ++j) {  // what was left out goes to those who see it, one by one
+    if (!packed.odd[j0 + j] || all_set(allowed + j * panel, queries)) continue;
+    for (int64_t x = 0; x < queries; ++x)
+      for (int64_t c = 0; allowed[j * panel + x] && c < call.width; ++c)
+        values[c * panel + x] += weights[j * panel + x] * v[c / kRows * stride + j * kRows + c % kRows];
   }
-  product<T, true>(v, blocks, weights, j1 - j0, stride, values);
 }
 
 // Divide by the denominator, and write output, log-sum-exp and the rest of what each row has one of.
@@ -61,13 +70,16 @@ inline void finish(const Call& call, Rows<T>& rows, const Units<T>& units, const
   for (int64_t i = i0; i < i1; ++i) {
     const int lane = int(i - i0);
     const Ending<T> end = ending<T>(rows.largest[lane], rows.total[lane], rows.weighted[lane], units, sink_of(call, h));
-    write_ending<T>(call, units, call.row_of(b, h) + i, rows.largest[lane], end);
+    write_ending<T>(call, units, call.row_of(b, h) + i, end);
     share[lane] = end.share;
+    rows.largest[lane] = end.peak;
     rows.total[lane] = end.total;
+    if (call.wanted.top && end.total != end.total)  // a row that is NaN has no largest weights, and says so
+      std::fill_n(static_cast<T*>(call.wanted.top_weights) + (call.row_of(b, h) + i) * call.wanted.top, call.wanted.top, end.total);
   }
   unpack_rows<T>(values, panel, i1 - i0, call.width, share, scratch, call.out, b, h, i0);
   // the panel's rows past the last query have no weights
-  for (int lane = int(i1 - i0); lane < panel; ++lane) rows.total[lane] = 0;
+  for (int lane = int(i1 - i0); lane < panel; ++lane) rows.largest[lane] = Rows<T>::none, rows.total[lane] = 0;
 }
 
 // Queries [first, last) of one head, at most kPanels panels of them.
@@ -76,31 +88,37 @@ void forward_block(const Call& call, const Packed<T>& packed, int64_t b, int64_t
                    Workspace<T>& work, Observer<T>* observer) {
   constexpr int panel = kPanel<T>;
   Scorer<T> scorer(call, b, h);
-  scorer.remember = packed.any_odd();
   const int64_t depth = rounded(call.width, kRows) * panel;
   pack_rows<T>(call.q, b, h, first, last - first, call.features, panel, work.scratch.data(), work.q.data());
   std::fill(work.values.begin(), work.values.end(), T(0));
   for (auto& rows : work.rows) rows = Rows<T>();
   const bool entropy = call.wanted.entropy != nullptr;
+  Span spans[kPanels];
+  for (int64_t i0 = first; i0 < last; i0 += panel)
+    spans[(i0 - first) / panel] = scorer.mask.span(i0, std::min(i0 + panel, last));
 
   for (int look = 0; look < (observer ? 2 : 1); ++look) {
     for (int64_t tile = 0; tile < call.keys; tile += kTile) {
       call.stop.check();
+      const bool odd = packed.any_odd(tile, std::min(tile + kTile, call.keys));
       for (int64_t i0 = first; i0 < last; i0 += panel) {
         const int64_t i1 = std::min(i0 + panel, last), place = (i0 - first) / panel;
-        const Span span = scorer.mask.span(i0, i1);
+        const Span span = spans[place];
         const int64_t j0 = std::max(tile, span.low / kRows * kRows);
         const int64_t j1 = std::min({tile + kTile, span.high, call.keys});
-        if (j0 >= j1) continue;
+        if (j0 >= j1 || !packed.holds(tile)) continue;
         const T* q = work.q.data() + place * panel * call.features;
-        if (!scorer.score(q, packed.k.data() + j0 * call.features, i0, i1, j0, j1, work.s.data())) continue;
         T* values = work.values.data() + place * depth;
         Rows<T>& rows = work.rows[place];
+        const bool spoiled = look == 1 && rows.spoiled();
+        scorer.remember = odd || spoiled;
+        if (!scorer.score(q, packed.k.data() + packed.at(j0) * call.features, i0, i1, j0, j1, work.s.data())) continue;
         if (look == 0) {
           rows.exponentiate(work.s.data(), j1 - j0, scorer.units.factor, entropy, values, call.width);
-          accumulate(call, packed, work, scorer, work.s.data(), j0, j1, values);
+          accumulate(call, packed, work, scorer, work.s.data(), i1 - i0, j0, j1, values);
         } else {
           rows.weigh(work.s.data(), j1 - j0, scorer.units.factor);
+          if (spoiled && scorer.mixed) scorer.clear(j1 - j0, work.s.data());
           observer->see(work.s.data(), i0, i1, j0, j1);
         }
       }

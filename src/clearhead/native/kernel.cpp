@@ -61,7 +61,7 @@ template <class T> struct HeadWorker {
   HeadWorker(Heads<T>& heads, Packed<T>& room) : all(heads), own(room), work(heads.call) {}
 
   void begin(int64_t n) {
-    own.resize(all.call);
+    own.resize(all.call, n / all.call.key_heads, n % all.call.key_heads);
     all.packed[n] = &own;
     if (all.watched) all.observers[n].resize(all.tasks);
   }
@@ -137,8 +137,11 @@ template <class T> void sink_gradients(const Call& call) {
         T spread = 0;
         for (int64_t c = 0; c < call.width; ++c) spread += output[c] * dout[c];
         if (call.dlse) spread -= static_cast<const T*>(call.dlse)[at];
-        const T score = static_cast<const T*>(call.peak)[at] * Units<T>(call).to_score;
-        total -= T(std::exp(call.sinks[h] - double(score))) / denominator * spread;
+        const Units<T> units(call);
+        const T peak = static_cast<const T*>(call.peak)[at], score = peak * units.to_score;
+        // a sink far above all scores is the peak itself, and may be infinite
+        const T extra = peak == in_units(call.sinks[h], units) ? T(1) : T(std::exp(call.sinks[h] - double(score)));
+        total -= extra / denominator * spread;
       }
       static_cast<T*>(call.dsinks)[b * call.heads + h] = total;
     }

@@ -20,15 +20,15 @@ class Mask {
 
   // The keys that queries [i0, i1) may see, and perhaps some that they may not.
   Span span(int64_t i0, int64_t i1) const {
-    Span s = any() ? span(root(), i0, i1) : Span{0, call_.keys};
-    return {std::max<int64_t>(s.low, 0), std::min(s.high, call_.keys)};
+    return any() ? span(root(), i0, i1, true) : Span{0, keys()};
   }
 
   Verdict decide(int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
     return any() ? decide(root(), i0, i1, j0, j1) : kAll;
   }
 
-  // allowed[(j − j0) · width + (i − i0)] for queries [i0, i1), keys [j0, j1).
+  // allowed[(j − j0) · width + (i − i0)] for queries [i0, i1), keys [j0, j1). Nothing else is written to: what lies between
+  // i1 − i0 and `width` is no query.
   void tile(int64_t i0, int64_t i1, int64_t j0, int64_t j1, int width, uint8_t* allowed) const {
     tile(root(), i0, i1, j0, j1, width, allowed);
   }
@@ -38,24 +38,87 @@ class Mask {
   int64_t queries() const { return call_.queries; }
   int64_t keys() const { return call_.keys; }
 
-  Span span(int n, int64_t i0, int64_t i1) const {
+  Span everything() const { return {0, keys()}; }
+  Span clipped(int64_t low, int64_t high) const { return {std::max<int64_t>(low, 0), std::min(high, keys())}; }
+  static bool empty(Span s) { return s.low >= s.high; }
+
+  // Keys for which a node says `value` to some query of [i0, i1), and perhaps some for which it does not.
+  Span span(int n, int64_t i0, int64_t i1, bool value) const {
     const MaskNode& node = call_.mask[n];
     switch (node.kind) {
-      case kBand: return {i0 + node.offset[b_] - node.back, i1 - 1 + node.offset[b_] + node.ahead + 1};
-      case kBefore: return {0, node.count[b_]};
-      case kAnd: {
-        const Span l = span(node.left, i0, i1), r = span(node.right, i0, i1);
-        return {std::max(l.low, r.low), std::min(l.high, r.high)};
+      case kBand: {
+        const int64_t offset = node.offset[b_];
+        if (value) return clipped(i0 + offset - node.back, i1 - 1 + offset + node.ahead + 1);
+        // what all of them see is no part of it, where it reaches one end of the keys
+        const int64_t low = i1 - 1 + offset - node.back, high = i0 + offset + node.ahead + 1;
+        if (low >= high) return everything();
+        return low <= 0 ? clipped(high, keys()) : high >= keys() ? clipped(0, low) : everything();
       }
-      case kOr: {
-        const Span l = span(node.left, i0, i1), r = span(node.right, i0, i1);
-        if (l.low >= l.high) return r;
-        if (r.low >= r.high) return l;
+      case kBefore: return value ? clipped(0, node.count[b_]) : clipped(node.count[b_], keys());
+      case kDocuments: return value ? documents(node, i0, i1) : everything();
+      case kFlags: {
+        const uint8_t *q = node.query_flags.data() + b_ * queries(), *k = node.key_flags.data();
+        if (!value || std::find(q + i0, q + i1, 1) != q + i1) return everything();
+        return between(std::find(k, k + keys(), 1) - k, [=](int64_t j) { return k[j] != 0; });
+      }
+      case kBlocks: {
+        int64_t low = node.key_blocks, high = 0;
+        for (int64_t row = i0 / node.block; row <= (i1 - 1) / node.block; ++row)
+          for (int64_t c = 0; c < node.key_blocks; ++c)
+            if ((node.table[row * node.key_blocks + c] != 0) == value) low = std::min(low, c), high = std::max(high, c + 1);
+        return clipped(low * node.block, high * node.block);
+      }
+      case kArray: return array(node, i0, i1, value);
+      case kNot: return span(node.left, i0, i1, !value);
+      default: {
+        const Span l = span(node.left, i0, i1, value), r = span(node.right, i0, i1, value);
+        if ((node.kind == kAnd) == value) return {std::max(l.low, r.low), std::min(l.high, r.high)};
+        if (empty(l)) return r;
+        if (empty(r)) return l;
         return {std::min(l.low, r.low), std::max(l.high, r.high)};
       }
-      default: return {0, keys()};
     }
   }
+
+  // From `first` to the last key for which `rule` holds.
+  template <class Rule> Span between(int64_t first, Rule rule) const {
+    int64_t high = keys();
+    while (high > first && !rule(high - 1)) --high;
+    return {first, high};
+  }
+
+  // Keys with an id among those of the queries, as far as the least and the largest of them tell.
+  Span documents(const MaskNode& node, int64_t i0, int64_t i1) const {
+    const int64_t *q = node.query_ids.data() + b_ * queries(), *k = node.key_ids.data() + b_ * keys();
+    const auto [low, high] = std::minmax_element(q + i0, q + i1);
+    const int64_t least = *low, most = *high;
+    if (node.ascending[b_]) return {std::lower_bound(k, k + keys(), least) - k, std::upper_bound(k, k + keys(), most) - k};
+    const auto among = [=](int64_t id) { return id >= least && id <= most; };
+    return between(std::find_if(k, k + keys(), among) - k, [=](int64_t j) { return among(k[j]); });
+  }
+
+  // From the first to the last `value` of some rows; each is searched only where it could widen the span.
+  Span array(const MaskNode& node, int64_t i0, int64_t i1, bool value) const {
+    const char* base = node.array.at(b_, h_);
+    const int64_t col = node.array.col, across = col ? keys() : std::min<int64_t>(keys(), 1);
+    int64_t low = across, high = 0;
+    for (int64_t i = i0; i < (node.array.row ? i1 : i0 + 1); ++i) {
+      const char* row = base + i * node.array.row;
+      int64_t j = 0;
+      while (j < low && (row[j * col] != 0) != value) ++j;
+      low = j;
+    }
+    for (int64_t i = node.array.row ? i1 - 1 : i0; i >= i0; --i) {
+      const char* row = base + i * node.array.row;
+      int64_t j = across;
+      while (j > high && (row[(j - 1) * col] != 0) != value) --j;
+      high = j;
+    }
+    return col || low >= high ? Span{low, high} : everything();
+  }
+
+  // What some queries see of some keys, from what is true of any pair and of all.
+  static Verdict verdict(bool any, bool all) { return all ? kAll : any ? kSome : kNone; }
 
   Verdict decide(int n, int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
     const MaskNode& node = call_.mask[n];
@@ -70,9 +133,37 @@ class Mask {
         const int64_t* q = node.query_ids.data() + b_ * queries();
         const int64_t* k = node.key_ids.data() + b_ * keys();
         const auto [q_low, q_high] = std::minmax_element(q + i0, q + i1);
-        const auto [k_low, k_high] = std::minmax_element(k + j0, k + j1);
+        const auto [k_low, k_high] =
+            node.ascending[b_] ? std::make_pair(k + j0, k + j1 - 1) : std::minmax_element(k + j0, k + j1);
         if (*q_high < *k_low || *k_high < *q_low) return kNone;
         return *q_low == *q_high && *k_low == *k_high && *q_low == *k_low ? kAll : kSome;
+      }
+      case kFlags: {
+        const uint8_t *q = node.query_flags.data() + b_ * queries(), *k = node.key_flags.data();
+        const bool asked = std::find(q + i0, q + i1, 0) == q + i1;
+        return verdict(std::find(q + i0, q + i1, 1) != q + i1 || std::find(k + j0, k + j1, 1) != k + j1, asked);
+      }
+      case kBlocks: {
+        bool any = false, all = true;
+        for (int64_t row = i0 / node.block; row <= (i1 - 1) / node.block; ++row)
+          for (int64_t c = j0 / node.block; c <= (j1 - 1) / node.block; ++c) {
+            const bool here = node.table[row * node.key_blocks + c] != 0;
+            any = any || here, all = all && here;
+          }
+        return verdict(any, all);
+      }
+      case kArray: {
+        const char* base = node.array.at(b_, h_);
+        const int64_t rows = node.array.row ? i1 - i0 : 1, columns = node.array.col ? j1 - j0 : 1;
+        uint8_t any = 0, all = 1;
+        for (int64_t i = 0; i < rows && all >= any; ++i) {  // until both have been found
+          const char* at = base + (i0 + i) * node.array.row + j0 * node.array.col;
+          for (int64_t j = 0; j < columns; ++j) {
+            const uint8_t here = at[j * node.array.col] != 0;
+            any |= here, all &= here;
+          }
+        }
+        return verdict(any, all);
       }
       case kAnd: {
         const Verdict l = decide(node.left, i0, i1, j0, j1);
@@ -137,7 +228,8 @@ class Mask {
       }
       case kNot: {
         tile(node.left, i0, i1, j0, j1, width, allowed);
-        for (int64_t x = 0; x < (j1 - j0) * width; ++x) allowed[x] = !allowed[x];
+        for (int64_t j = 0; j < j1 - j0; ++j)
+          for (int64_t i = 0; i < i1 - i0; ++i) allowed[j * width + i] = !allowed[j * width + i];
         return;
       }
       default: {

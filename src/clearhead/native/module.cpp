@@ -129,7 +129,7 @@ NB_MODULE(_native, m) {
       .def_rw("dq", &Call::dq)
       .def_rw("dk", &Call::dk)
       .def_rw("dv", &Call::dv)
-      .def("set_mask", [](Call& c, const std::vector<MaskNode>& nodes) { c.mask = nodes; })
+      .def("set_mask", [](Call& c, std::vector<MaskNode> nodes) { c.set_mask(std::move(nodes)); })
       .def("set_bias_array", [](Call& c, const View& array) { c.bias.array = array; })
       .def("set_bias_by_distance",
            [](Call& c, Array<double> table, int64_t length, int64_t centre, Array<int64_t> offset) {

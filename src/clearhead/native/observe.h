@@ -65,21 +65,21 @@ template <class T> class Observer {
       T* top = static_cast<T*>(want_.map_max) + at;
       for (size_t x = 0; x < sums_.size(); ++x) {
         mean[x] += sums_[x];
-        top[x] = std::max(top[x], tops_[x]);
+        top[x] = larger(top[x], tops_[x]);
       }
     }
   }
 
  private:
+  // The larger of two, or NaN.
+  static T larger(T a, T b) { return a >= b || a != a ? a : b; }
+
   int64_t bin(int64_t i) const { return i * want_.map_rows / call_.queries; }
 
   void receive_some(const T* weights, int64_t i0, int64_t j0, int64_t j1) {
-    T counts[panel];
-    for (int x = 0; x < panel; ++x) counts[x] = i0 + x >= want_.received_from ? T(1) : T(0);
     T* tile = tile_.data() + (j0 % kTile) * panel;
     for (int64_t k = 0; k < j1 - j0; ++k)
-      for (int x = 0; x < panel; x += lanes)
-        store<T>(tile + k * panel + x, load<T>(tile + k * panel + x) + load<T>(weights + k * panel + x) * load<T>(counts + x));
+      for (int64_t x = want_.received_from - i0; x < panel; ++x) tile[k * panel + x] += weights[k * panel + x];
   }
 
   // Once through the tile for everything that looks at each weight. Keys go in steps that do not cross a column of the
@@ -118,8 +118,9 @@ template <class T> class Observer {
     for (int64_t i = i0; i < i1; ++i) {
       const int lane = int(i - i0);
       const int64_t at = (bin(i) - first_bin_) * want_.map_columns + column;
-      sums_[at] += total[lane / lanes][lane % lanes];
-      tops_[at] = std::max(tops_[at], top[lane / lanes][lane % lanes]);
+      const T sum = total[lane / lanes][lane % lanes];
+      sums_[at] += sum;
+      tops_[at] = larger(tops_[at], sum == sum ? top[lane / lanes][lane % lanes] : sum);  // a vector's maximum may lose NaN
     }
   }
 

@@ -1,7 +1,9 @@
 // One attention call as the kernels see it: views of the caller's arrays, a mask as a small tree, a bias, sizes.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "stop.h"
@@ -33,6 +35,7 @@ struct MaskNode {
   int64_t back = kNoLimit, ahead = kNoLimit;     // band: −back ≤ key − query − offset ≤ ahead
   std::vector<int64_t> offset, count;            // one for each batch row
   std::vector<int64_t> query_ids, key_ids;       // documents (batch, T) and (batch, S)
+  std::vector<uint8_t> ascending;                // for each batch row: its key_ids never descend
   std::vector<uint8_t> query_flags, key_flags;   // global tokens (batch, T) and (S)
   std::vector<uint8_t> table;                    // blocks: (query blocks, key blocks)
   int64_t block = 1, key_blocks = 0;
@@ -89,6 +92,14 @@ struct Call {
   bool interruptible = false; // the thread that calls hears signals
   mutable Stop stop;
 
+  void set_mask(std::vector<MaskNode> nodes) {
+    mask = std::move(nodes);
+    for (MaskNode& node : mask)
+      for (int64_t b = 0; node.kind == kDocuments && b < batch; ++b) {
+        const auto ids = node.key_ids.begin() + b * keys;
+        node.ascending.push_back(std::is_sorted(ids, ids + keys));
+      }
+  }
   void uses(int64_t now) const { bytes = now > bytes ? now : bytes; }
   int64_t group() const { return key_heads ? heads / key_heads : 0; }
   int64_t row_of(int64_t b, int64_t h) const { return (b * heads + h) * queries; }

@@ -28,37 +28,64 @@ template <class T> struct Units {
 };
 
 // The keys and values of one batch row and key head, packed.
+//
+// Of tiles of keys that no query sees nothing is read, and for them there is no room here.
 template <class T> struct Packed {
   Buffer<T> k;        // [key block][feature][kRows]
   Buffer<T> v;        // [value block][key][kRows]
-  std::vector<uint8_t> odd;  // for each key: holds a number that is not finite
+  std::vector<uint8_t> odd;    // for each key: holds a number that is not finite
+  std::vector<int64_t> place;  // for each tile of keys: the place of its first; −1 for a tile that nobody sees
   int64_t value_stride = 0;
 
-  bool any_odd() const {
-    return std::any_of(odd.begin(), odd.end(), [](uint8_t x) { return x; });
+  // The place of a key; its tile is one that somebody sees.
+  int64_t at(int64_t j) const { return place[j / kTile] + j % kTile; }
+  bool holds(int64_t j) const { return place[j / kTile] >= 0; }
+
+  bool any_odd(int64_t j0, int64_t j1) const {
+    return std::any_of(odd.begin() + j0, odd.begin() + j1, [](uint8_t x) { return x; });
   }
 
   int64_t bytes() const { return int64_t((k.size() + v.size()) * sizeof(T) + odd.size()); }
 
-  void resize(const Call& call) {
-    k.resize(rounded(call.keys, kRows) * call.features);
-    value_stride = call.keys * kRows;
+  void resize(const Call& call, int64_t b, int64_t head) {
+    const int64_t count = find_places(call, b, head);
+    k.resize(rounded(count, kRows) * call.features);
+    value_stride = count * kRows;
     v.resize(rounded(call.width, kRows) / kRows * value_stride);
     odd.assign(call.keys, 0);
   }
 
   // Keys [first, last); `first` is a multiple of kRows.
   void pack(const Call& call, int64_t b, int64_t head, int64_t first, int64_t last, T* scratch) {
-    for (int64_t at = first; at < last; at += kTile) {
+    for (int64_t j = first; j < last; j += kTile) {
+      if (!holds(j)) continue;
       call.stop.check();
-      pack_tile(call, b, head, at, std::min(kTile, last - at), scratch);
+      const int64_t some = std::min(kTile, last - j);
+      pack_rows<T>(call.k, b, head, j, some, call.features, kRows, scratch, k.data() + at(j) * call.features, odd.data() + j);
+      pack_columns<T>(call.v, b, head, j, some, call.width, value_stride, scratch, v.data() + at(j) * kRows, odd.data() + j);
     }
   }
 
  private:
-  void pack_tile(const Call& call, int64_t b, int64_t head, int64_t first, int64_t count, T* scratch) {
-    pack_rows<T>(call.k, b, head, first, count, call.features, kRows, scratch, k.data() + first * call.features, odd.data() + first);
-    pack_columns<T>(call.v, b, head, first, count, call.width, value_stride, scratch, v.data() + first * kRows, odd.data() + first);
+  // How many keys lie in tiles that a query of one of the heads may see.
+  int64_t find_places(const Call& call, int64_t b, int64_t head) {
+    place.assign((call.keys + kTile - 1) / kTile, -1);
+    for (int64_t h = head * call.group(); call.queries && h < (head + 1) * call.group(); ++h) {
+      const Mask mask(call, b, h);
+      const Span span = mask.span(0, call.queries);
+      for (int64_t j = span.low / kTile * kTile; j < span.high; j += kTile) {
+        // of many queries some see it, most likely, and looking takes longer than packing
+        const bool few = call.queries <= call.features + call.width;
+        if (!few || mask.decide(0, call.queries, j, std::min(j + kTile, call.keys)) != kNone) place[j / kTile] = 0;
+      }
+    }
+    int64_t count = 0;
+    for (int64_t j = 0; j < call.keys; j += kTile)
+      if (holds(j)) {
+        place[j / kTile] = count;
+        count += std::min(kTile, call.keys - j);
+      }
+    return count;
   }
 };
 
@@ -70,10 +97,11 @@ template <class T> class Scorer {
       : call_(call), units(call), mask(call, b, h), b_(b), h_(h), allowed_(kTile * panel) {}
 
   // s[key − j0][query − i0] for keys [j0, j1) and queries [i0, i1), j0 a multiple of kRows; false where nothing is
-  // allowed. `q` is the packed panel, `keys` the packed keys from j0 on. `mixed` says that some pairs are masked.
+  // allowed. `q` is the packed panel, `keys` the packed keys from j0 on. `mixed` says that some pairs are masked: also those
+  // of lanes that are no queries, where `remember` says that keys may hold anything.
   bool score(const T* q, const T* keys, int64_t i0, int64_t i1, int64_t j0, int64_t j1, T* s) {
     const Verdict verdict = mask.decide(i0, i1, j0, j1);
-    mixed = verdict == kSome;
+    mixed = verdict == kSome || (remember && i1 - i0 < panel);
     if (verdict == kNone) return false;
     const int64_t blocks = (j1 - j0 + kRows - 1) / kRows;
     product<T, false>(keys, blocks, q, call_.features, call_.features * kRows, s);
@@ -84,6 +112,11 @@ template <class T> class Scorer {
 
   // Which pairs of the last mixed tile were allowed, in the layout of the scores.
   const uint8_t* allowed() const { return allowed_.data(); }
+
+  // Zeros for the pairs of the last mixed tile that were not allowed, also in rows that are NaN; where `remember` was set.
+  void clear(int64_t count, T* pairs) const {
+    for (int64_t x = 0; x < count * panel; ++x) pairs[x] = allowed_[x] ? pairs[x] : T(0);
+  }
 
   // The derivative of the softcap at each score of a tile, times what is there already.
   void uncap(const T* raw, int64_t count, T* gradient) const {
@@ -121,9 +154,11 @@ template <class T> class Scorer {
       uint8_t* allowed = allowed_.data() + (j - j0) * panel;
       T* scores = s + (j - j0) * panel;
       const Verdict verdict = mask.decide(i0, i1, j, end);
-      if (verdict != kSome && (remember || verdict == kNone)) std::fill(allowed, allowed + count, uint8_t(verdict == kAll));
-      if (verdict == kAll) continue;
-      if (verdict == kSome && i1 - i0 < panel) std::fill(allowed, allowed + count, uint8_t(0));
+      const bool whole = i1 - i0 == panel;
+      if (verdict == kNone || !whole) std::fill(allowed, allowed + count, uint8_t(0));
+      if (verdict == kAll && remember)
+        for (int64_t k = 0; k < end - j; ++k) std::fill_n(allowed + k * panel, i1 - i0, uint8_t(1));
+      if (verdict == kAll && (whole || !remember)) continue;
       if (verdict == kSome) mask.tile(i0, i1, j, end, panel, allowed);
       for (int64_t x = 0; x < count; ++x) scores[x] = allowed[x] ? scores[x] : nothing;
     }

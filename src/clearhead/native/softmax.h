@@ -9,20 +9,34 @@
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-// What a row ends with, the sink counted in: a weight is 2^((score − largest) · factor) · share, and total is 1 / share.
-template <class T> struct Ending { T total, share, lse, entropy; };
+// What a row ends with, the sink counted in: a weight is 2^((score − peak) · factor) / total. The sums so far, which are
+// relative to the largest score, become weights by their share.
+template <class T> struct Ending { T largest, peak, total, share, lse, entropy; };
+
+constexpr double kFarAbove = 60;  // nats: e^60 times as many keys as there can be still fits into any of the types
+
+// A sink's logit in the unit in which scores are kept.
+template <class T> inline T in_units(double sink, const Units<T>& units) { return T(sink / double(units.to_score)); }
 
 // Sums relative to the largest score so far, which is subtracted before the factor is applied: the largest key's weight is
 // then exactly 1 before it is divided, and scores of 10⁴ lose no digits.
 template <class T>
 inline Ending<T> ending(T largest, T total, T weighted, const Units<T>& units, double sink) {
   constexpr T none = -std::numeric_limits<T>::infinity();
-  if (largest == none) return {T(0), T(0), sink == -std::numeric_limits<double>::infinity() ? none : T(sink), T(0)};
+  if (total != total) largest = total;  // not every instruction set's maximum keeps NaN
+  if (largest == none) return {none, none, T(0), T(0), T(sink), T(0)};
   const T score = largest * units.to_score;
-  // the sink's part of the denominator, relative to the largest score; it may be far larger than all keys together
-  const T extra = T(std::exp(sink - double(score)));
+  const double above = sink - double(score);
+  if (above > kFarAbove) {  // next to the sink all keys together are nothing: the denominator is relative to the sink
+    const double worth = std::exp(-above), keys = double(total) * worth;
+    const T share = T(worth / (1 + keys)), lse = T(sink + std::log1p(keys));
+    const T entropy = share == 0 ? T(0) : share * (total * T(above + std::log1p(keys)) - T(kLn2) * weighted);
+    return {largest, in_units(sink, units), T(1 + keys), share, lse, entropy};
+  }
+  // the sink's part of the denominator, relative to the largest score
+  const T extra = T(std::exp(above));
   const T denominator = total + extra, share = T(1) / denominator, logarithm = std::log(denominator);
-  return {denominator, share, score + logarithm, share * (total * logarithm - T(kLn2) * weighted)};
+  return {largest, largest, denominator, share, score + logarithm, share * (total * logarithm - T(kLn2) * weighted)};
 }
 
 template <class T> struct Rows {
@@ -50,6 +64,11 @@ template <class T> struct Rows {
       store<T>(total + j * lanes, load<T>(total + j * lanes) + sums[j]);
       store<T>(weighted + j * lanes, load<T>(weighted + j * lanes) + spread[j]);
     }
+  }
+
+  // True where some query's weights are NaN.
+  bool spoiled() const {
+    return std::any_of(total, total + panel, [](T x) { return x != x; });
   }
 
   // s[key][query] becomes the weight, once `largest` and `total` are final, the sink counted in.
@@ -162,11 +181,11 @@ inline double sink_of(const Call& call, int64_t h) {
 
 // Everything that a row has one of.
 template <class T>
-inline void write_ending(const Call& call, const Units<T>& units, int64_t at, T largest, const Ending<T>& end) {
+inline void write_ending(const Call& call, const Units<T>& units, int64_t at, const Ending<T>& end) {
   static_cast<T*>(call.lse)[at] = end.lse;
-  static_cast<T*>(call.peak)[at] = largest;
+  static_cast<T*>(call.peak)[at] = end.peak;
   static_cast<T*>(call.total)[at] = end.total;
-  if (call.wanted.max_score) static_cast<T*>(call.wanted.max_score)[at] = largest * units.to_score;
+  if (call.wanted.max_score) static_cast<T*>(call.wanted.max_score)[at] = end.largest * units.to_score;
   if (call.wanted.entropy) static_cast<T*>(call.wanted.entropy)[at] = end.entropy;
 }
 
