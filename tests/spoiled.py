@@ -153,7 +153,7 @@ SPOILED: dict[str, dict[str, Any]] = {
     },
     "NaN in padding, one query, negated": {**FEW, "prepare": last_keys, "options": masked(~ch.where(~FIRST))},
     # sinks that outweigh all keys, or nothing
-    "sinks far above": {"options": _sinks(60.0, 95.0, 700.0)},
+    "sinks far above": {"options": _sinks(0.5, 95.0, 700.0)},
     "sinks far above, causal": {
         "options": lambda rng: {**_sinks(1e30, 87.5, 0.5)(rng), "mask": ch.causal(offset=-3), "scale": 0.3},
     },

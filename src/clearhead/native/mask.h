@@ -1,6 +1,7 @@
 // Masks by tile: which keys some queries can see at all, whether a tile is all or nothing, and the tile itself.
 #pragma once
 #include <algorithm>
+#include <cstring>
 
 #include "problem.h"
 
@@ -105,16 +106,25 @@ class Mask {
     for (int64_t i = i0; i < (node.array.row ? i1 : i0 + 1); ++i) {
       const char* row = base + i * node.array.row;
       int64_t j = 0;
+      while (col == 1 && j + 8 <= low && eight(row + j, !value)) j += 8;
       while (j < low && (row[j * col] != 0) != value) ++j;
       low = j;
     }
     for (int64_t i = node.array.row ? i1 - 1 : i0; i >= i0; --i) {
       const char* row = base + i * node.array.row;
       int64_t j = across;
+      while (col == 1 && j - 8 >= high && eight(row + j - 8, !value)) j -= 8;
       while (j > high && (row[(j - 1) * col] != 0) != value) --j;
       high = j;
     }
     return col || low >= high ? Span{low, high} : everything();
+  }
+
+  // True where eight bytes are all the same truth value.
+  static bool eight(const char* at, bool value) {
+    uint64_t word;
+    std::memcpy(&word, at, 8);
+    return word == (value ? 0x0101010101010101u : 0u);
   }
 
   // What some queries see of some keys, from what is true of any pair and of all.
@@ -158,7 +168,10 @@ class Mask {
         uint8_t any = 0, all = 1;
         for (int64_t i = 0; i < rows && all >= any; ++i) {  // until both have been found
           const char* at = base + (i0 + i) * node.array.row + j0 * node.array.col;
-          for (int64_t j = 0; j < columns; ++j) {
+          int64_t j = 0;
+          if (node.array.col == 1)
+            for (const bool first = *at != 0; j + 8 <= columns && eight(at + j, first); j += 8) any |= first, all &= first;
+          for (; j < columns && all >= any; ++j) {
             const uint8_t here = at[j * node.array.col] != 0;
             any |= here, all &= here;
           }

@@ -19,6 +19,7 @@ from clearhead.kernels.triton.device import (
     load_numbers,
     load_rows,
     multiply,
+    multiply_allowed,
     score,
     span_of,
 )
@@ -45,8 +46,8 @@ def spread(
     peak = tl.load(peak_at + here, mask=inside, other=0.0)
     total = tl.load(total_at + here, mask=inside, other=1.0)
     dead = peak == float("-inf")
-    # rows that attend to nothing take no part, whatever their gradient holds
-    spread = tl.sum(given * result, 1)
+    # rows that attend to nothing, or to a sink alone, take no part, whatever their gradient holds
+    spread = tl.sum(tl.where(result == 0, 0.0, given * result), 1)
     if LSE:
         spread -= tl.load(dlse_at + here, mask=inside, other=0.0)
     tl.store(spread_at + here, tl.where(dead, 0.0, spread), mask=inside)
@@ -119,16 +120,19 @@ def query_step(
     dweights = multiply(values, tl.trans(given), tl.zeros((keys.shape[0], BM), tl.float32), form)
     after = weights
     if form.dropout:
-        keep = kept(scoring, rows, columns, head, batch, form)
-        after = tl.where(keep, weights * scoring.rescale, 0.0)
-        dweights = tl.where(keep, dweights * scoring.rescale, 0.0)
-    dv = multiply(after.to(given.dtype), given, dv, form)
+        left = tl.where(kept(scoring, rows, columns, head, batch, form), scoring.rescale, 0.0)
+        after = weights * left
+        dweights = dweights * left
     dscores = weights * (dweights - taken)
-    if not FULL:  # a key that nobody sees may hold NaN
-        dscores = tl.where(allowed, dscores, 0.0)
     if form.softcap:
         dscores = dscores * slope
-    dk = multiply(dscores.to(queries.dtype), queries, dk, form)
+    if FULL:
+        dv = multiply(after.to(given.dtype), given, dv, form)
+        dk = multiply(dscores.to(queries.dtype), queries, dk, form)
+    else:  # a pair that is not allowed may hold NaN
+        dscores = tl.where(allowed, dscores, 0.0)
+        dv = multiply_allowed(after.to(given.dtype), given, allowed, dv, form)
+        dk = multiply_allowed(dscores.to(queries.dtype), queries, allowed, dk, form)
     return dk, dv
 
 
@@ -207,12 +211,15 @@ def key_step(
         weights = tl.where(allowed, weights, 0.0)
     dweights = multiply(given, tl.trans(values), tl.zeros((queries.shape[0], BN), tl.float32), form)
     if form.dropout:
-        keep = kept(scoring, rows, columns, head, batch, form)
-        dweights = tl.where(keep, dweights * scoring.rescale, 0.0)
+        dweights = dweights * tl.where(kept(scoring, rows, columns, head, batch, form), scoring.rescale, 0.0)
     dscores = weights * (dweights - numbers[2])
     if form.softcap:
         dscores = dscores * slope
-    return multiply(dscores.to(keys.dtype), keys, dq, form)
+    if FULL:
+        dq = multiply(dscores.to(keys.dtype), keys, dq, form)
+    else:
+        dq = multiply_allowed(tl.where(allowed, dscores, 0.0).to(keys.dtype), keys, allowed, dq, form)
+    return dq
 
 
 @triton.jit(do_not_specialize=["span", "lists", "mask", "scoring"])

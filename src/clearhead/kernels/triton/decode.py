@@ -14,6 +14,7 @@ from clearhead.kernels.triton.device import (
     kept,
     load_rows,
     multiply,
+    multiply_allowed,
     score,
     span_of,
 )
@@ -74,8 +75,8 @@ def split_keys(
         scores = tl.where(allowed, scores, float("-inf"))
         e, fade, peak, total, weighted = softmax_step(scores, peak, total, weighted, scoring.factor, True, ENTROPY)
         if form.dropout:
-            e = tl.where(kept(scoring, rows, columns, head, batch, form), e * scoring.rescale, 0.0)
-        values = multiply(e.to(v_tile.dtype), v_tile, values * fade[:, None], form)
+            e *= tl.where(kept(scoring, rows, columns, head, batch, form), scoring.rescale, 0.0)
+        values = multiply_allowed(e.to(v_tile.dtype), v_tile, allowed, values * fade[:, None], form)
     # of one row they lie together: (batch, heads, T, splits)
     count = tl.num_programs(0).to(tl.int64) * form.group * T
     values_at, peak_at, total_at, weighted_at = in_parts(parts, count, WIDTH)

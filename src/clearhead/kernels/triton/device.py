@@ -85,6 +85,22 @@ def multiply(a, b, acc, form: tl.constexpr):
 
 
 @triton.jit
+def multiply_allowed(pairs, rows, allowed, acc, form: tl.constexpr):
+    """acc + pairs rows, in which only pairs that are allowed take part.
+
+    The others are 0, but in a product 0 · NaN is NaN. What is not finite is left out, and NaN put where it is seen.
+    """
+    finite = tl.abs(rows.to(tl.float32)) < float("inf")
+    acc = multiply(pairs, tl.where(finite, rows, 0.0), acc, form)
+    odd = 1 - finite.to(tl.int32)
+    if tl.max(tl.max(odd, 1), 0) > 0:
+        ones = allowed.to(tl.float32).to(rows.dtype)  # by way of float32, as the interpreter needs it for bfloat16
+        met = multiply(ones, odd.to(tl.float32).to(rows.dtype), tl.zeros_like(acc), form)
+        acc = tl.where(met > 0, float("nan"), acc)
+    return acc
+
+
+@triton.jit
 def load_rows(
     base, stride, first, low, high, N: tl.constexpr, W: tl.constexpr, PADDED: tl.constexpr, ALL: tl.constexpr
 ):

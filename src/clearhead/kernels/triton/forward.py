@@ -17,6 +17,7 @@ from clearhead.kernels.triton.device import (
     load_described,
     load_rows,
     multiply,
+    multiply_allowed,
     score,
     span_of,
 )
@@ -78,8 +79,12 @@ def attend(
         scores, peak, total, weighted, scoring.factor, (not FULL) or form.bias != NONE, ENTROPY
     )
     if form.dropout:
-        e = tl.where(kept(scoring, rows[:, None], columns, head, batch, form), e * scoring.rescale, 0.0)
-    values = multiply(e.to(v_tile.dtype), v_tile, values * fade[:, None], form)
+        e *= tl.where(kept(scoring, rows[:, None], columns, head, batch, form), scoring.rescale, 0.0)
+    values = values * fade[:, None]
+    if FULL:
+        values = multiply(e.to(v_tile.dtype), v_tile, values, form)
+    else:
+        values = multiply_allowed(e.to(v_tile.dtype), v_tile, allowed, values, form)
     return values, peak, total, weighted
 
 
@@ -90,6 +95,7 @@ def finish(largest, sums, weighted, sink, scoring, SINKS: tl.constexpr, ENTROPY:
     Peak and total are the denominator, sink included: a weight is 2^(score · factor − peak · log₂e) / total, with the
     rounding of peak · log₂e the same for all who use it.
     """
+    largest = tl.where(sums == sums, largest, sums)  # a maximum does not keep NaN
     none = largest == float("-inf")
     bare = tl.where(none, 0.0, largest)
     if form.raw:
@@ -107,7 +113,10 @@ def finish(largest, sums, weighted, sink, scoring, SINKS: tl.constexpr, ENTROPY:
     moved = tl.where(none, 0.0, tl.exp2(apart))
     total = sums * moved
     if SINKS:
-        total += tl.exp2(tl.fma(sink, LOG2E, -shift))
+        # where the sink is the peak this is the rounding of the shift alone, which for a logit of 10³⁰ is huge
+        exponent = tl.fma(sink, LOG2E, -shift)
+        exponent = tl.where(sink == peak, tl.minimum(tl.maximum(exponent, -1.0), 1.0), exponent)
+        total += tl.where(sink == float("inf"), 1.0, tl.exp2(exponent))
     some = total != 0  # true for NaN, which is to be seen and not turned into a 0
     divisor = tl.where(some, total, 1.0)
     share = moved / divisor
@@ -115,7 +124,8 @@ def finish(largest, sums, weighted, sink, scoring, SINKS: tl.constexpr, ENTROPY:
     lse = tl.where(some, base + logarithm * LN2, float("-inf"))
     # −Σ w ln w with ln w = (score − largest) + (largest − lse)
     if SINKS:
-        entropy = share * (sums * (logarithm - apart) - weighted) * LN2
+        # a sink of inf leaves a share of 0, infinitely far away
+        entropy = share * (sums * tl.where(share == 0, 0.0, logarithm - apart) - weighted) * LN2
     else:
         some_keys = tl.where(none, 1.0, sums)
         entropy = (tl.log2(some_keys) - weighted / some_keys) * LN2

@@ -203,6 +203,8 @@ def two_passes(
         call.fitted("queries", grid.queries, by_queries)
     dsinks = None
     if call.sinks is not None:
-        by_row = torch.exp2(call.sinks.repeat(call.batch)[:, None] * math.log2(math.e) - shift) * inverse
+        sinks = call.sinks.repeat(call.batch)[:, None]
+        by_row = torch.exp2(sinks * math.log2(math.e) - shift)
+        by_row = torch.where(sinks == math.inf, 1.0, by_row) * inverse
         dsinks = -(by_row * taken).sum(-1).view(call.batch, grid.heads).sum(0)
     return dq, dk, dv, dsinks

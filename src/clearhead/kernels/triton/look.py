@@ -139,6 +139,7 @@ def top_by_rows(call: Call, count: int, shift: torch.Tensor, inverse: torch.Tens
     for first in range(0, grid.queries, step):
         chosen = np.arange(first, min(first + step, grid.queries))
         values, places = rows(call, chosen, shift, inverse).topk(some, dim=-1)
+        values = torch.where(values.isnan().any(-1, keepdim=True), math.nan, values)  # which counts as the largest
         weights[:, chosen[0] : chosen[-1] + 1, :some] = values
         indices[:, chosen[0] : chosen[-1] + 1, :some] = torch.where(values > 0, places, -1)
     return Top(call.shaped(indices), call.shaped(weights))

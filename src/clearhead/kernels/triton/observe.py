@@ -117,12 +117,14 @@ def by_key(
             done = i - i // each * each == each - 1
             if done:
                 strip = tl.cast(tl.program_id(0) // across, tl.int64) * bins + i // each
-                if POOLED:
-                    tl.store(sums_at + strip * across + block, tl.sum(sums, 0))
-                    tl.store(tops_at + strip * across + block, tl.max(tops, 0))
+                if POOLED:  # a maximum does not keep NaN, a sum does
+                    sum_of_all = tl.sum(sums, 0)
+                    tl.store(sums_at + strip * across + block, sum_of_all)
+                    largest = tl.where(sum_of_all == sum_of_all, tl.max(tops, 0), sum_of_all)
+                    tl.store(tops_at + strip * across + block, largest)
                 else:
                     tl.store(sums_at + strip * S + places, sums, mask=places < S)
-                    tl.store(tops_at + strip * S + places, tops, mask=places < S)
+                    tl.store(tops_at + strip * S + places, tl.where(sums == sums, tops, sums), mask=places < S)
             if RECEIVED == 1:
                 received += tl.where(done, sums, 0.0)
             sums = tl.where(done, 0.0, sums)
@@ -165,8 +167,9 @@ def pool(
         rows = tl.cdiv((place + 1) * T, bins) - tl.cdiv(place * T, bins)
         pairs = rows * (tl.cdiv((cell + 1) * S, cells) - tl.cdiv(cell * S, cells))
     at = (first_number * bins + strip).to(tl.int64) * cells + cell
-    tl.store(mean + at, tl.sum(total, 1) / pairs.to(tl.float32), mask=cell < cells)
-    tl.store(most + at, tl.max(largest, 1), mask=cell < cells)
+    total = tl.sum(total, 1)
+    tl.store(mean + at, total / pairs.to(tl.float32), mask=cell < cells)
+    tl.store(most + at, tl.where(total == total, tl.max(largest, 1), total), mask=cell < cells)
 
 
 @triton.jit
