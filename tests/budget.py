@@ -1,8 +1,9 @@
 """The error that is allowed, derived, never guessed.
 
-`exact` is the definition a row at a time (`row_by_row.py`) in float64, or for problems in float64 in the machine's
-extended precision: no formula is exact in the precision it is held against. `plain` is the formula in the kernel's own precision. A result passes when its
-distance to exact is at most twice plain's, plus √S · eps · max|exact|, the rounding of a sum over S keys.
+`exact` is the definition row by row (`row_by_row.py`) in float64, or for problems in float64 in the machine's extended
+precision: nothing is exact in the precision it is held against. `plain` is the formula in the kernel's own precision.
+A result passes when its distance to exact is at most twice plain's, plus √S · eps · max|exact|, the rounding of a sum
+over S keys.
 
 For dq and dk, max|exact| is replaced by the size of the terms that are summed. A score's gradient is a difference,
 dweight − Σ weight · dweight, and both sides are rounded before they cancel: where they cancel to nothing (one key, one
@@ -42,7 +43,7 @@ class Expected(NamedTuple):
 
 
 def check(got: Any, expected: Expected, keys: int, what: str) -> None:
-    """Hold an array to its budget. Infinities must be the same; where exact is NaN it must not be finite, and only there.
+    """Hold an array to its budget. Infinities must be the same; it is not finite where exact is NaN, and only there.
 
     Whether a number that is not finite makes a result infinite or NaN is nobody's promise.
     """
@@ -132,9 +133,10 @@ def answers(case: Case, dtype: type, by: Callable[..., dict[str, np.ndarray]]) -
 def by_key_head(gradient: np.ndarray, like: np.ndarray, heads: list[int]) -> np.ndarray:
     """The gradients of query heads, added up for the key head that each uses."""
     total = np.zeros((*gradient.shape[:-3], *like.shape[-3:]), gradient.dtype)
-    for h, key_head in enumerate(heads):
-        total[..., key_head, :, :] += gradient[..., h, :, :]
-    return sum_to(total, like.shape)
+    with np.errstate(invalid="ignore"):  # heads may be spoiled
+        for h, key_head in enumerate(heads):
+            total[..., key_head, :, :] += gradient[..., h, :, :]
+        return sum_to(total, like.shape)
 
 
 def by_formula(

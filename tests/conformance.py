@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -107,4 +108,17 @@ def whole(kernel: str, case: Case, library: ArrayLibrary) -> None:
     observation(kernel, case, library)
 
 
-CHECKS: dict[str, Any] = {"forward": forward, "gradients": backward, "observe": observation}
+def quietly(check: Any) -> Any:
+    """NumPy says so where something is not finite: expected where a result is spoiled, and an error anywhere else."""
+
+    @wraps(check)
+    def held(kernel: str, case: Case, library: ArrayLibrary) -> None:
+        finite = np.isfinite(case.build()[2].get("sinks", 0.0)).all()
+        spoiled = not finite or any(np.isnan(part.exact).any() for part in expected(case.name).values())
+        with np.errstate(all="ignore" if spoiled else None):
+            check(kernel, case, library)
+
+    return held
+
+
+CHECKS: dict[str, Any] = {"forward": quietly(forward), "gradients": quietly(backward), "observe": quietly(observation)}

@@ -1,8 +1,8 @@
 """Attention a row at a time, each over the keys that it may see and no others: what is exact, by the definition.
 
-Nothing of the library is used. A key that a query may not attend to is not multiplied by zero but left out, so that what
-it holds cannot matter; a number that is not finite spoils exactly the results that it belongs to, which are NaN here
-whether arithmetic would make them NaN or infinite.
+Nothing of the library is used. A key that a query may not attend to is not multiplied by zero but left out, so that
+what it holds cannot matter; a number that is not finite spoils exactly the results that it belongs to, which are NaN
+here whether arithmetic would make them NaN or infinite.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ def attend(
 ) -> dict[str, np.ndarray]:
     """Everything that comes out, for q (…, H, T, D), k (…, H, S, D), v (…, H, S, Dv) and the gradient of the output.
 
-    `dlse` (…, H, T) is that of the log-sum-exp. `options` are the formula's. |dq| and |dk| are the sums of the absolute values of the terms of dq and dk.
+    `dlse` (…, H, T) is that of the log-sum-exp. `options` are the formula's. |dq| and |dk| are the sums of the absolute
+    values of the terms of dq and dk.
     """
     lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     queries, keys = q.shape[-2], k.shape[-2]
@@ -38,9 +39,11 @@ def attend(
             sink = -np.inf if sinks is None else np.broadcast_to(sinks, (*lead, 1))[at][0]
             for i in range(queries):
                 here = {name: value[at][i] for name, value in full.items()}
-                one_row({name: array[at] for name, array in found.items()}, i, q[at], k[at], v[at], dout[at], dlse[at][i],
-                        sink, scale=options["scale"], softcap=options.get("softcap"), rescale=options.get("rescale", 1.0),
-                        **here)  # fmt: skip
+                rows = {name: array[at] for name, array in found.items()}
+                knobs = {"softcap": options.get("softcap"), "rescale": options.get("rescale", 1.0)}
+                one_row(
+                    rows, i, q[at], k[at], v[at], dout[at], dlse[at][i], sink, scale=options["scale"], **knobs, **here
+                )
     for name in ("output", "dq", "dk", "dv", "dsinks"):
         found[name] = np.where(np.isfinite(found[name]), found[name], np.nan)
     for name in ("|dq|", "|dk|"):  # the size of what is finite

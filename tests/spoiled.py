@@ -83,7 +83,9 @@ SPOILED: dict[str, dict[str, Any]] = {
         "options": lambda rng: {"mask": ch.causal(offset=-7), "sinks": np.ones(H, np.float32)},
     },
     "NaN here and there, grouped, causal": {**GROUPED, "prepare": here_and_there, "options": masked(ch.causal())},
-    "NaN here and there, documents": {"prepare": here_and_there, "options": masked(ch.documents(IDS, np.arange(T) % 4))},
+    "NaN here and there, documents": {
+        "prepare": here_and_there, "options": masked(ch.documents(IDS, np.arange(T) % 4)),
+    },
     "NaN here and there, array": {"prepare": here_and_there, "options": _some},
     "NaN here and there, negated": {"prepare": here_and_there, "options": masked(~(ch.causal() | ch.lengths(4)))},
     "NaN here and there, blocks and global tokens": {
@@ -166,6 +168,7 @@ SPOILED: dict[str, dict[str, Any]] = {
     "sinks of inf": {"options": _sinks(INF, 0.3, -INF)},
     "sinks of NaN": {"options": _sinks(NAN, 0.3, INF)},
     "sinks far above, NaN in a key": {
-        "prepare": put("k", (..., 9, 2), NAN), "options": lambda rng: {**_sinks(95.0, INF, 1.0)(rng), "mask": ch.causal()},
+        "prepare": put("k", (..., 9, 2), NAN),
+        "options": lambda rng: {**_sinks(95.0, INF, 1.0)(rng), "mask": ch.causal()},
     },
 }  # fmt: skip

@@ -76,7 +76,7 @@ def stands_in(tensor: Array) -> bool:
 
 
 def truth(value: Array) -> bool | None:
-    """An array of one truth value as a bool; None where it is not known yet, or only once a device has been waited for."""
+    """An array of one truth value as a bool; None where it is not known yet, or only after waiting for a device."""
     if is_traced(value) or (is_torch(value) and value.device.type != "cpu"):
         return None
     return bool(value)

@@ -107,7 +107,7 @@ class Tiled:
         # rows that attend to nothing take no part, whatever their gradient holds
         dout = xp.where(dead[..., None], 0.0, dout)
         # (…, T); of a row that attends to a sink alone the output is 0, and its gradient may still hold anything
-        spread = xp.sum(xp.where(output == 0, 0.0, dout * output), axis=-1) - xp.where(dead, 0.0, dlse)
+        spread = xp.sum(xp.where(output == 0, 0.0, dout) * output, axis=-1) - xp.where(dead, 0.0, dlse)
         down = list(blocks(slab.queries, self.rows))
         across = list(blocks(slab.keys, self.columns))
         lead = slab.lead[:-1]
