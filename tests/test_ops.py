@@ -205,7 +205,7 @@ def test_observing_while_compiling_is_refused_and_falls_back_between_graphs() ->
     q, k, v = tensors()
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.compile(lambda: ch.observe(q, k, v).lse + 1, fullgraph=True, backend="eager")()
-    with pytest.raises(ch.ArgumentError, match="expected numbers: it is on"):
+    with pytest.raises(ch.ArgumentError, match='q: is traced, expected numbers: it is on "meta"'):
         ch.observe(*(a.to("meta") for a in (q, k, v)))
 
 

@@ -87,6 +87,7 @@ DEAD = SEEN.clone()
 DEAD[0, 1, 2] = False
 ADDED = normal(2, 3, 5, 7)
 LAST = torch.arange(7)[:, None] == 6  # the last key
+THIRD = torch.arange(5)[:, None] == 2  # the query that sees nothing
 
 MASKS: dict[str, Any] = {
     "bool": SEEN, "bool (5, 7)": SEEN[0, 0], "bool (5, 1)": SEEN[0, 0, :, :1], "bool (1, 7)": SEEN[0, 0, :1],
@@ -105,12 +106,15 @@ MASKS: dict[str, Any] = {
     "sparse": SEEN[0, 0].to_sparse(), "a class": SEEN.as_subclass(Sub), "a float class": ADDED.as_subclass(Sub),
 }  # fmt: skip
 
+
+def cast(to: Callable[[Any], Any], mask: Tensor) -> Tensor:
+    """A mask in another precision; `CausalBias` has none."""
+    return mask if isinstance(mask, CausalBias) else to(mask)
+
+
 CALLS: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda c: sdpa(c(Q), c(K), c(V)),
-    **{
-        f"mask: {name}": lambda c, m=m: sdpa(c(Q), c(K), c(V), m if isinstance(m, CausalBias) else c(m))
-        for name, m in MASKS.items()
-    },
+    **{f"mask: {name}": lambda c, m=m: sdpa(c(Q), c(K), c(V), cast(c, m)) for name, m in MASKS.items()},
     "causal": lambda c: sdpa(c(Q), c(K), c(V), is_causal=True),
     "causal, more queries": lambda c: sdpa(c(K), c(Q), c(V[:, :, :5]), is_causal=True),
     "causal and a mask": lambda c: sdpa(c(Q), c(K), c(V), SEEN, is_causal=True),
@@ -151,9 +155,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "inf value, hidden": lambda c: sdpa(c(Q), c(K), c(V.masked_fill(LAST, INF)), ~LAST.T),
     "NaN value, hidden by causality": lambda c: sdpa(c(Q), c(K), c(V.masked_fill(LAST, NAN)), is_causal=True),
     "NaN value, hidden by -inf": lambda c: sdpa(c(Q), c(K), c(V.masked_fill(LAST, NAN)), c(LAST.T * -1e30 * 1e30)),
-    "NaN query that sees nothing": lambda c: sdpa(
-        c(Q.masked_fill(torch.arange(5)[:, None] == 2, NAN)), c(K), c(V), DEAD
-    ),
+    "NaN query that sees nothing": lambda c: sdpa(c(Q.masked_fill(THIRD, NAN)), c(K), c(V), DEAD),
     "scores that overflow": lambda c: sdpa(c(Q * 1e20), c(K * 1e20), c(V)),
     "inf query": lambda c: sdpa(c(Q.masked_fill(Q > 1.5, INF)), c(K), c(V)),
 }  # fmt: skip

@@ -38,17 +38,23 @@ def admit(argument: str, array: Array) -> Array:
     return array if torch.compiler.is_compiling() or lies_plainly(array) else _made_plain(argument, array)
 
 
-def lies_plainly(tensor: Array) -> bool:
-    """True for a PyTorch tensor whose memory holds its numbers as they are; asked of every call, so it is quick."""
-    torch, kind = sys.modules["torch"], type(tensor)
-    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+def lies_plainly(*tensors: Array) -> bool:
+    """True for PyTorch tensors whose memory holds their numbers as they are; asked of every call, so it is quick."""
+    torch = sys.modules.get("torch")
+    if torch is None:
         return False
-    if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_nested:
-        return False
-    try:
-        return bool(tensor.data_ptr())  # 0: zeros that are not stored, memory given back, nothing at all
-    except RuntimeError:  # a tensor around another one, as torch.func has them
-        return False
+    whole, strided = torch.Tensor, torch.strided
+    for tensor in tensors:
+        if type(tensor) is not whole and type(tensor) is not torch.nn.Parameter:
+            return False
+        if tensor.layout is not strided or tensor.is_neg() or tensor.is_nested:
+            return False
+        try:
+            if not tensor.data_ptr():  # zeros that are not stored, memory given back, nothing at all
+                return False
+        except RuntimeError:  # a tensor around another one, as torch.func has them
+            return False
+    return True
 
 
 def _made_plain(argument: str, tensor: Array) -> Array:

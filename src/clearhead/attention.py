@@ -83,7 +83,7 @@ def attention(
             return autograd.hand_over(
                 attention, (q, k, v), (mask, bias, sinks), **options, dropout=dropout, kernel=kernel
             )
-        if plain and (kernel is None or kernel == "vendor") and q.is_cuda and all(map(lies_plainly, (q, k, v))):
+        if plain and (kernel is None or kernel == "vendor") and q.is_cuda and lies_plainly(q, k, v):
             output = vendor.again(q, k, v, mask, scale)
             if output is not None:
                 return output

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from clearhead.admit import admit
+from clearhead.admit import admit, lies_plainly
 from clearhead.arrays import HALF, Array, Library, dtype_name, is_torch, made, require_array, require_floating
 from clearhead.dropout import Dropout, as_dropout
 from clearhead.errors import ArgumentError, shown
@@ -113,7 +113,8 @@ def pose(
     want: Callable[[Grid], Want] | None = None,
 ) -> Problem:
     """Check every argument of a call and freeze it; whatever is wrong is said in one sentence."""
-    q, k, v = admit("q", q), admit("k", k), admit("v", v)
+    if not lies_plainly(q, k, v):
+        q, k, v = admit("q", q), admit("k", k), admit("v", v)
     sizes = _sizes(q, k, v)
     if sizes.headless:
         q, k, v = q[None, ...], k[None, ...], v[None, ...]
