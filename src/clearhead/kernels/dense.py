@@ -43,6 +43,9 @@ class Dense:
             gathered.end_rows(range(grid.queries))
             found = gathered.results()
         output = xp.broadcast_to(answer.output, (*lead, grid.queries, problem.width))
+        if problem.differentiable and "mask" in options:
+            # it is 0 already: but so a query that sees nothing takes no part in gradients, whatever its own holds
+            output = xp.where(xp.any(options["mask"], axis=-1)[..., None], output, 0.0)
         lse, peak, entropy = (
             xp.broadcast_to(a, (*lead, grid.queries)) for a in (answer.lse, answer.max_score, answer.entropy)
         )
