@@ -27,6 +27,10 @@ FINDINGS: tuple[Drawn, ...] = (
         numbers=2417, verb="gradients", kernel="tiled", key_heads=2, group=3, queries=1, keys=1,
         mask=("where", "h", 0.9, 365727), sinks=3.0, planted=(("padding", "-inf"),),
     ),
+    Drawn(
+        numbers=277, verb="autograd", library="torch", kernel="dense", queries=2, keys=1, mask=("causal", "end", None),
+        planted=(("padding", "inf"),),
+    ),
     # a sink of +inf leaves nothing for the keys
     *(Drawn(numbers=1, verb=verb, sinks=float("inf")) for verb in ("attention", "observe", "gradients")),
     # a sink far above all scores does not fit into exp

@@ -265,7 +265,7 @@ MUTATIONS = {
         options=option("mask", first_row),
     ),
     "the largest score with the sink": Mutation(
-        lambda d: d.sinks == 200.0 and d.verb == "observe", ("observe",),
+        lambda d: d.sinks in (0.0, 3.0, 200.0) and d.verb == "observe", ("observe",),
         result=lambda seen, arrays, options: replace(seen, max_score=seen.lse),
     ),
     "entropy in bits": Mutation(
