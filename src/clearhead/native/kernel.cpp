@@ -130,7 +130,10 @@ template <class T> void sink_gradients(const Call& call) {
       for (int64_t i = 0; i < call.queries; ++i) {
         const int64_t at = call.row_of(b, h) + i;
         const T denominator = static_cast<const T*>(call.total)[at];
-        if (denominator == 0) continue;
+        if (denominator == 0) {  // the sink, if there is one, is all that the log-sum-exp has
+          if (call.dlse && call.sinks[h] > -std::numeric_limits<double>::infinity()) total += static_cast<const T*>(call.dlse)[at];
+          continue;
+        }
         if (i % kTile == 0) call.stop.check();
         read_row<T>(call.out.at(b, h) + i * call.out.row, call.out.type, call.out.col, call.width, output.data());
         read_row<T>(call.dout.at(b, h) + i * call.dout.row, call.dout.type, call.dout.col, call.width, dout.data());

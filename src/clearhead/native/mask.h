@@ -21,10 +21,12 @@ class Mask {
 
   // The keys that queries [i0, i1) may see, and perhaps some that they may not.
   Span span(int64_t i0, int64_t i1) const {
+    if (i0 >= i1) return {0, 0};  // no query sees anything
     return any() ? span(root(), i0, i1, true) : Span{0, keys()};
   }
 
   Verdict decide(int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
+    if (i0 >= i1) return kNone;
     return any() ? decide(root(), i0, i1, j0, j1) : kAll;
   }
 
