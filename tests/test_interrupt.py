@@ -147,9 +147,14 @@ def test_a_signal_that_raises_nothing_lets_the_call_end_and_its_handler_may_call
     q, k, v = arrays(8, 3_000, 3_000)
     expected, inside = ch.attention(q, k, v, kernel="compiled"), []
     alone = small()
-    handler = signal.signal(signal.SIGALRM, lambda *_: inside.append(small()))
+
+    def again(*_: Any) -> None:
+        inside.append(small())
+        signal.setitimer(signal.ITIMER_REAL, 0.05)  # only now, so that handlers do not pile up
+
+    handler = signal.signal(signal.SIGALRM, again)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.05)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
         output = ch.attention(q, k, v, kernel="compiled")
         while not inside:
             ch.attention(q, k, v, kernel="compiled")
