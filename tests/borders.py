@@ -50,10 +50,12 @@ def shapes(axis: str, n: int, sizes: Sizes) -> dict[str, tuple[int, ...]]:
         return {"q": (n, T, D), "k": (n, keys, D), "v": (n, keys, DV)}
     if axis == "queries":
         return {"q": (1, n, D), "k": (1, S, D), "v": (1, S, DV)}
-    queries = 1 if axis.startswith("decoded") else T
+    # several heads of one query each: two numbers alone say little of how far off the formula itself is
+    heads, queries = (T, 1) if axis.startswith("decoded") else (1, T)
     if axis.endswith("features"):
-        return {"q": (1, queries, n), "k": (1, S, n), "v": (1, S, n)}
-    return {"q": (1, queries, D), "k": (1, n, D), "v": (1, n, DV)}
+        keys = n + S  # the budget counts the rounding of a sum over keys: not fewer than a score has terms
+        return {"q": (heads, queries, n), "k": (heads, keys, n), "v": (heads, keys, n)}
+    return {"q": (heads, queries, D), "k": (heads, n, D), "v": (heads, n, DV)}
 
 
 def cases(sizes: Sizes, dtypes: Iterable[str] = ("float32",)) -> list[Case]:
