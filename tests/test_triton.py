@@ -45,6 +45,12 @@ FORWARD = (
     "sinks, all masked",
     "scale of zero",
     "negative strides",
+    "NaN in the last value, causal",
+    "NaN here and there, documents",
+    "NaN in padding, array, softcap",
+    "NaN in padding, negated array",
+    "sinks far above, causal",
+    "sinks of NaN",
 )
 GRADIENTS = (
     "bfloat16, everything",
@@ -52,8 +58,22 @@ GRADIENTS = (
     "prefix by row",
     "NaN before a window",
     "scores of 10⁴, causal",
+    "NaN here and there, bfloat16",
+    "NaN here and there, array",
+    "NaN and inf in dout, causal",
+    "NaN in dout of a query without keys",
+    "NaN in padding, documents, softcap",
+    "sinks of inf",
 )
-OBSERVE = ("one head, two dimensions", "heads without batch", "longer", "one feature")
+OBSERVE = (
+    "one head, two dimensions",
+    "heads without batch",
+    "longer",
+    "one feature",
+    "inf in a query, window",
+    "NaN here and there, negated",
+    "sinks far above, NaN in a key",
+)
 SOME = [
     (what, BY_NAME[name])
     for what, names in (("forward", FORWARD), ("gradients", GRADIENTS), ("observe", OBSERVE))
@@ -98,6 +118,8 @@ def test_the_kernels_conform(what: str, case: Case) -> None:
         ("forward", "bfloat16, everything"),
         ("forward", "documents, own query ids"),
         ("observe", "one query, 64 features, lengths"),
+        ("forward", "NaN in values, four queries, window"),
+        ("forward", "sinks far above, one query"),
     ],
 )
 def test_few_queries_conform_with_keys_split(what: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

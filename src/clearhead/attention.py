@@ -52,11 +52,11 @@ def attention(
       and broadcast. Hq may be a multiple of Hk (grouped queries): query head h uses key head h // (Hq / Hk).
     - mask: a boolean array that broadcasts to (…, Hq, T, S), **True where a query may attend**, or a mask value such as
       `causal() & window(128)`. A query that may attend to nothing has output 0. Keys that no query may attend to never
-      influence the result, even if they are NaN.
+      influence the result, even if they are NaN; a NaN or inf spoils exactly the queries that may attend to it.
     - bias: added to the scaled scores; an array that broadcasts, or `alibi(…)`, `relative_bias(…)`.
     - scale: 1/√D unless given; a temperature τ is scale=1/(τ√D).
     - softcap: c·tanh(score / c), before bias and mask.
-    - sinks: (Hq,), one logit a head that joins the softmax's denominator only.
+    - sinks: (Hq,), one logit a head that joins the softmax's denominator only; −inf is none, inf leaves output 0.
     - dropout: (probability, seed). The same seed drops the same weights in every kernel and library. A seed may be a
       PyTorch tensor of one number.
     - kernel: the name of the kernel to use, which then runs or raises `KernelRefused`; `plan` says which one is chosen.
