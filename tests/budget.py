@@ -79,8 +79,9 @@ def expected(name: str) -> dict[str, Expected]:
     """Everything that can come out of a case: output, gradients, observations."""
     case = BY_NAME[name]
     own = np.float64 if case.dtype == "float64" else np.float32
-    exact = answers(case, np.longdouble if case.dtype == "float64" else np.float64, row_by_row.attend)
-    plain = answers(case, own, by_formula)
+    with np.errstate(all="ignore"):  # NaN and infinities are put in on purpose
+        exact = answers(case, np.longdouble if case.dtype == "float64" else np.float64, row_by_row.attend)
+        plain = answers(case, own, by_formula)
     rounded = np.dtype(ml_dtypes.bfloat16) if case.dtype == "bfloat16" else np.dtype(case.dtype)
     found = {}
     for what in plain:
@@ -133,21 +134,16 @@ def answers(case: Case, dtype: type, by: Callable[..., dict[str, np.ndarray]]) -
 def by_key_head(gradient: np.ndarray, like: np.ndarray, heads: list[int]) -> np.ndarray:
     """The gradients of query heads, added up for the key head that each uses."""
     total = np.zeros((*gradient.shape[:-3], *like.shape[-3:]), gradient.dtype)
-    with np.errstate(invalid="ignore"):  # heads may be spoiled
-        for h, key_head in enumerate(heads):
-            total[..., key_head, :, :] += gradient[..., h, :, :]
-        return sum_to(total, like.shape)
+    for h, key_head in enumerate(heads):
+        total[..., key_head, :, :] += gradient[..., h, :, :]
+    return sum_to(total, like.shape)
 
 
 def by_formula(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, *, dlse: np.ndarray | None = None, **call: Any
 ) -> dict[str, np.ndarray]:
     """What `formula.py` gives."""
-    with np.errstate(all="ignore"):
-        return {
-            **vars(formula.attention(q, k, v, **call)),
-            **vars(formula.gradients(q, k, v, dout, dlse=dlse, **call)),
-        }
+    return {**vars(formula.attention(q, k, v, **call)), **vars(formula.gradients(q, k, v, dout, dlse=dlse, **call))}
 
 
 def in_full(options: dict[str, Any], grid: Grid, dtype: type) -> dict[str, Any]:
