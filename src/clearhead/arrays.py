@@ -28,14 +28,16 @@ def dtype_name(array: Array) -> str:
     'float32'
     """
     dtype = array.dtype
-    key = (type(dtype), dtype)  # dtypes of two libraries do not like to be compared
-    name = _NAMES.get(key)
+    if not isinstance(dtype, np.dtype):
+        return str(dtype).rsplit(".", 1)[-1]
+    name = _NAMES.get(dtype)
     if name is None:
-        name = _NAMES[key] = str(dtype).rsplit(".", 1)[-1]
+        name = _NAMES[dtype] = str(dtype)
     return name
 
 
-# spelling a dtype takes NumPy longer than a small attention does
+# spelling a dtype takes NumPy longer than a small attention does; others stay out, which PyTorch's compiler has no
+# guard for
 _NAMES: dict[Any, str] = {}
 
 

@@ -12,7 +12,6 @@ try:
     import torch
     from torch import Tensor, nn
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 except ImportError:
     raise ImportError(
         "Hugging Face models need transformers and PyTorch: pip install 'clearhead[huggingface]'"
@@ -20,6 +19,7 @@ except ImportError:
 
 from clearhead.attention import attention, observe
 from clearhead.errors import ArgumentError
+from clearhead.integrations.promised import Promised, mask_for
 from clearhead.observe import Observed
 from clearhead.watching import mode
 from clearhead.watching.given import Given
@@ -54,6 +54,9 @@ def register(name: str = "clearhead", *, want: Mapping[str, Any] | None = None) 
     Softcaps, sliding windows, sinks, learned biases, grouped heads, and static, dynamic and sliding caches are taken as
     the model gives them. Weights are those before dropout, and no gradient flows through them. Registering a name again
     replaces what it means.
+
+    A model that attends without transformers' interface, as BLOOM and MPT do, is refused by name when it first uses its
+    mask. Falcon, GPT-J and others look the name up in a table of their own, and raise a KeyError when they are built.
     """
     if not isinstance(name, str) or not name or name in ("eager", "sdpa", "flex_attention"):
         raise ArgumentError("name", f"is {name!r}, expected a name that transformers does not use itself")
@@ -62,7 +65,7 @@ def register(name: str = "clearhead", *, want: Mapping[str, Any] | None = None) 
         raise ArgumentError("want", "has an option of watch; here it takes those of observe")
     AttentionInterface.register(name, _forward(chosen))
     # without it padding and windows would vanish in silence: transformers would make no mask
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, mask_for)
 
 
 def _forward(want: Wanted | None) -> Callable[..., tuple[Tensor, Any]]:
@@ -115,11 +118,13 @@ def read(
 ) -> Given:
     """A call of transformers in the terms of `observe`.
 
-    The mask is boolean, True where a query may attend, or an additive one that the model's user made, or None where
-    causality alone says it all; `is_causal` then aligns the first query with the first key, and one query sees all.
+    The mask is a promise of `promised.py`, or a boolean one, True where a query may attend, or an additive one that the
+    model's user made, or None; `is_causal` then aligns the first query with the first key, and one query sees all.
     """
-    causal = options.get("is_causal")
+    causal: Any = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
+    if isinstance(mask, Promised):
+        causal, mask = (mask.causal, mask.allowed) if mask.made is None else (False, mask.made)
     boolean = mask is not None and mask.dtype == torch.bool
     if mask is not None and mask.shape[-1] > key.shape[-2]:
         mask = mask[..., : key.shape[-2]]

@@ -46,6 +46,7 @@ def load(name: str) -> Loaded:
         import transformers
 
         from clearhead.integrations.huggingface import register
+        from clearhead.integrations.promised import reaches
     except ImportError:
         raise ArgumentError("--model", f"needs transformers and PyTorch: {BRINGS_TRANSFORMERS}") from None
     quiet: Any = transformers.logging
@@ -68,7 +69,8 @@ def load(name: str) -> Loaded:
             if way is None:
                 raise ArgumentError("--model", f"{name} cannot be read: {first_line(error)}") from None
         else:
-            break
+            if reaches(model):
+                break
     assert model is not None
     model = model.get_encoder() if model.config.is_encoder_decoder else model
     return Loaded(name, model.eval(), tokenizer)
