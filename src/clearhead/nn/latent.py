@@ -102,8 +102,9 @@ class LatentAttention(nn.Module):
         held = torch.cat([latent, self.turn(down[..., self.kv_rank :], places)], dim=-1)
         looks_back = self.causal or self.window is not None
         kept = held_by(cache, held, held[..., :0], lengths, mask, looks_back)
-        absorbed = self.absorb if self.absorb is not None else cache is not None and self.cheaper(queries)
-        q, k, v = (self.absorbed if absorbed else self.made)(plain, turned, kept.k)
+        # once, and not for keys and values apart: a parametrization may cost much, or draw
+        up = self.up() if self.absorbs(queries, cache) else None
+        q, k, v = self.made(plain, turned, kept.k) if up is None else self.absorbed(plain, turned, kept.k, up[0])
         output, seen = attend(
             q,
             k,
@@ -114,15 +115,39 @@ class LatentAttention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             observe=observe,
         )
-        if absorbed:
-            output = output @ self.up()[1].mT  # Σ w c, (batch, heads, T, kv_rank), becomes Σ w v
+        if up is not None:
+            output = output @ up[1].mT  # Σ w c, (batch, heads, T, kv_rank), becomes Σ w v
         output = self.out_proj(output.transpose(1, 2).flatten(2))
         return output if observe is None else (output, seen)
 
     def up(self) -> tuple[Tensor, Tensor]:
         """W_uk (heads, head_dim, kv_rank) and W_uv (heads, value_dim, kv_rank)."""
-        both = self.kv_up.weight.view(self.num_heads, -1, self.kv_rank)
+        if self._weight_alone():
+            weight = self.kv_up.weight
+        else:  # what it does to each unit vector: hooks may change it, and another module may stand in its place
+            like = self.kv_norm.weight
+            still = self.kv_up(like.new_zeros(1, self.kv_rank))
+            if still.any():
+                raise ArgumentError(
+                    "absorb",
+                    f"is True, and kv_up is a {type(self.kv_up).__name__} that adds to what it projects, expected None",
+                )
+            weight = self.kv_up(torch.eye(self.kv_rank, dtype=like.dtype, device=like.device)).mT
+        both = weight.reshape(self.num_heads, -1, self.kv_rank)
         return both[:, : self.head_dim], both[:, self.head_dim :]
+
+    def _weight_alone(self) -> bool:
+        """Does the weight of kv_up say all, computed or not? Hooks on it run only when it is called."""
+        up: Any = self.kv_up
+        linear = isinstance(up, nn.Linear) and type(up).forward is nn.Linear.forward and up.bias is None
+        hooks = (*up._forward_pre_hooks.values(), *up._forward_hooks.values())
+        return linear and all(getattr(hook, "only_looks", False) for hook in hooks)
+
+    def absorbs(self, queries: int, cache: KVCache | None) -> bool:
+        """Do so few queries attend to the latents themselves?"""
+        if self.absorb is not None:
+            return self.absorb
+        return cache is not None and self._weight_alone() and self.cheaper(queries)
 
     def made(self, plain: Tensor, turned: Tensor, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values by head, all of them made."""
@@ -131,9 +156,9 @@ class LatentAttention(nn.Module):
         k = torch.cat([kv[..., : self.head_dim], shared.expand(-1, self.num_heads, -1, -1)], dim=-1)
         return torch.cat([plain, turned], dim=-1), k, kv[..., self.head_dim :]
 
-    def absorbed(self, plain: Tensor, turned: Tensor, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def absorbed(self, plain: Tensor, turned: Tensor, held: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries that attend to the latents themselves, which are keys and values of one shared head."""
-        return torch.cat([plain @ self.up()[0], turned], dim=-1), held, held[..., : self.kv_rank]
+        return torch.cat([plain @ up, turned], dim=-1), held, held[..., : self.kv_rank]
 
     def cheaper(self, queries: int) -> bool:
         """True where so few queries cost fewer multiplications than making all keys and values.

@@ -79,7 +79,9 @@ class MultiHeadAttention(nn.Module):
         self.softcap, self.scale, self.kernel = softcap, scale, kernel
         made = {"device": device, "dtype": dtype}
         self.widths = (num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
-        if self.kdim == self.vdim == embed_dim:
+        # not whether there is such a parameter: parametrizations and pruning keep it elsewhere and compute the weight
+        self.joined = self.kdim == self.vdim == embed_dim
+        if self.joined:
             self.in_proj_weight = nn.Parameter(torch.empty(sum(self.widths), embed_dim, **made))
         else:
             self.q_proj_weight = nn.Parameter(torch.empty(self.widths[0], embed_dim, **made))
@@ -200,18 +202,18 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (batch, heads, T, head_dim), keys and values (batch, kv_heads, S, head_dim), normed if so wanted."""
-        joined = "in_proj_weight" in self._parameters
         widths, bias = list(self.widths), self.in_proj_bias
         parts: Any
-        if key is None and joined:
+        if key is None and self.joined:
             parts = torch.split(F.linear(query, self.in_proj_weight, bias), widths, dim=-1)
         else:
             key = query if key is None else key
             inputs = (query, key, key if value is None else value)
-            names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-            weights: Any = [getattr(self, name, None) for name in names]
-            if joined:
+            weights: Any
+            if self.joined:
                 weights = torch.split(self.in_proj_weight, widths)
+            else:
+                weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
             biases: Any = (None,) * 3 if bias is None else torch.split(bias, widths)
             parts = [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)

@@ -110,6 +110,8 @@ class watch:
 class Hook:
     """A hook of one watch on one module. In a copy of the model it does nothing: that is not watched."""
 
+    only_looks = True  # what a module computes is not for it to change
+
     def __init__(self, does: Callable[..., Any], recorder: Recorder, name: str) -> None:
         self.does, self.recorder, self.name = does, recorder, name
 
