@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ArgumentError
 from clearhead.nn.attend import probability, size
-from clearhead.nn.cache import KVCache
+from clearhead.nn.cache import KVCache, all_or_nothing
 from clearhead.nn.multihead import MultiHeadAttention
 
 Activation = Literal["gelu", "swiglu"]
@@ -91,6 +91,7 @@ class TransformerBlock(nn.Module):
             nn.RMSNorm(dim, eps=1e-5, **made) if rms else nn.LayerNorm(dim, bias=bias, **made) for _ in range(2)
         )
 
+    @all_or_nothing
     def forward(self, x: Tensor, *, mask: Any = None, lengths: Any = None, cache: KVCache | None = None) -> Tensor:
         """x (batch, positions, dim); mask, lengths and cache are those of the attention module."""
         how = {"mask": mask, "lengths": lengths, "cache": cache}

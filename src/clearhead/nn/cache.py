@@ -7,9 +7,10 @@ has its own length.
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from clearhead.nn.attend import size
 from clearhead.nn.places import Held, numbers
 
 LEAST = 16  # a cache that grows starts with room for this many tokens
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 class KVCache:
@@ -51,6 +54,7 @@ class KVCache:
         self.k: Tensor | None = None
         self.v: Tensor | None = None
         self.seen: list[int] = []
+        self.overwritten: list[tuple[Tensor, Tensor, Tensor, Tensor]] | None = None  # while it may be taken back
 
     @property
     def lengths(self) -> list[int]:
@@ -77,6 +81,7 @@ class KVCache:
         if self.window is not None:
             return self._into_ring(k, v, start, after)
         need = self._make_room(k, v, start, new)
+        self._make_writable()
         assert self.k is not None
         assert self.v is not None
         if need < max(start) + queries:  # padding that there is no room for
@@ -138,6 +143,13 @@ class KVCache:
             )
         return need
 
+    def _make_writable(self) -> None:
+        """Copy what was written in inference mode where that is over: PyTorch lets nobody write to it any more."""
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return
+        if self.k is not None and self.v is not None and (self.k.is_inference() or self.v.is_inference()):
+            self.k, self.v = self.k.clone(), self.v.clone()
+
     def slots(self, seen: Sequence[int], like: Tensor) -> Tensor:
         """The position that each slot of the ring holds, (batch, slots); −1 where it is empty."""
         assert self.window is not None
@@ -158,6 +170,9 @@ class KVCache:
             place = begun[:, 0]
             slot = torch.where(place < self.sinks, place, self.sinks + (place - self.sinks) % self.window)
             rows = torch.arange(k.shape[0], device=k.device)
+            self._make_writable()
+            if self.overwritten is not None:
+                self.overwritten += [(t, rows, slot, t[rows, :, slot]) for t in (self.k, self.v)]
             self.k[rows, :, slot], self.v[rows, :, slot] = k[:, :, 0], v[:, :, 0]
             self.seen = after
             return Held(self.k, self.v, start, self.slots(after, k), self.window, self.sinks)
@@ -215,6 +230,34 @@ class KVCache:
         held = "" if self.window is None else f", {min(len(self), self.sinks + self.window)} held"
         shape = f"{self.k.shape[0]} rows × {self.k.shape[1]} heads of {self.k.shape[3]} + {self.v.shape[3]} features"
         return f"{call}: {seen} tokens seen{held} in {self.bytes / 2**20:.3f} MiB, {shape}"
+
+
+def all_or_nothing(forward: Callable[Given, Result]) -> Callable[Given, Result]:
+    """A module's forward that leaves its `cache` or `caches` as they were where it fails, for whatever reason."""
+
+    @functools.wraps(forward)
+    def guarded(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        given: Any = kwargs.get("caches") or [kwargs.get("cache")]
+        # one that is being guarded already is taken back by whoever called; what is compiled has no effect if it fails
+        mine = [c for c in given if isinstance(c, KVCache) and c.overwritten is None]
+        if not mine or torch.compiler.is_compiling():
+            return forward(*args, **kwargs)
+        before = [(cache, cache.k, cache.v, cache.seen) for cache in mine]
+        for cache in mine:
+            cache.overwritten = []
+        try:
+            return forward(*args, **kwargs)
+        except BaseException:
+            for cache, k, v, seen in before:
+                for tensor, rows, slot, old in reversed(cache.overwritten or ()):
+                    tensor[rows, :, slot] = old
+                cache.k, cache.v, cache.seen = k, v, seen  # what else was written lies behind what was seen
+            raise
+        finally:
+            for cache in mine:
+                cache.overwritten = None
+
+    return guarded
 
 
 def whole(argument: str, value: Any) -> int | list[int]:

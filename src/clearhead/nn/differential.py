@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ArgumentError
 from clearhead.nn.attend import attend, check_sequence, grouped, probability, size
-from clearhead.nn.cache import KVCache, begun, held_by
+from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by
 from clearhead.nn.places import query_places, visible
 from clearhead.nn.rotary import Turn
 from clearhead.positions import Rotary
@@ -83,6 +83,7 @@ class DifferentialAttention(nn.Module):
         first, second = (q * k).sum(-1).exp()
         return first - second + self.lambda_init
 
+    @all_or_nothing
     def forward(
         self,
         x: Tensor,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clearhead.errors import ArgumentError
 from clearhead.nn.attend import size
 from clearhead.nn.block import TransformerBlock
-from clearhead.nn.cache import KVCache, begun, whole
+from clearhead.nn.cache import KVCache, all_or_nothing, begun, whole
 from clearhead.nn.places import query_places
 from clearhead.positions import Bias, Rotary, rotary
 
@@ -101,6 +101,7 @@ class GPT(nn.Module):
         """An empty cache for each layer, of the kind that `KVCache` makes from the same arguments."""
         return [KVCache(max_length, window=window, sinks=sinks) for _ in self.blocks]
 
+    @all_or_nothing
     def forward(self, tokens: Tensor, *, caches: list[KVCache] | None = None, lengths: Any = None) -> Tensor:
         """The logits (batch, T, vocabulary) after each of the tokens (batch, T); with caches, after those before too.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ArgumentError
 from clearhead.nn.attend import attend, check_sequence, probability, size
-from clearhead.nn.cache import KVCache, begun, held_by
+from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by
 from clearhead.nn.places import query_places, visible
 from clearhead.nn.rotary import Turn
 from clearhead.positions import Rotary, rotary
@@ -81,6 +81,7 @@ class LatentAttention(nn.Module):
         self.kv_up = nn.Linear(kv_rank, num_heads * (self.head_dim + self.value_dim), bias=False, **made)
         self.out_proj = nn.Linear(num_heads * self.value_dim, embed_dim, bias=False, **made)
 
+    @all_or_nothing
     def forward(
         self,
         x: Tensor,

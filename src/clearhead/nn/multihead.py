@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clearhead.errors import ArgumentError
 from clearhead.mask import Mask
 from clearhead.nn.attend import attend, grouped, probability, size
-from clearhead.nn.cache import KVCache, begun, held_by
+from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by
 from clearhead.nn.places import Held, query_places, visible
 from clearhead.nn.rotary import Turn
 from clearhead.positions import Alibi, Bias, Relative, Rotary, alibi, relative_bias
@@ -136,6 +136,7 @@ class MultiHeadAttention(nn.Module):
                 )
         super()._load_from_state_dict(state, prefix, *args)
 
+    @all_or_nothing
     def forward(
         self,
         query: Tensor,
