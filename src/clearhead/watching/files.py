@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from typing import Any
@@ -12,10 +13,10 @@ from clearhead.arrays import is_array, to_numpy
 from clearhead.errors import ArgumentError
 from clearhead.observe import Map, Observed, Rows, Top
 from clearhead.watching.given import Given
-from clearhead.watching.seen import Call, Seen
+from clearhead.watching.reading import Malformed, calls_of, missed_of, parsed
+from clearhead.watching.seen import Seen
 
 FORMAT = "clearhead.seen/1"
-PARTS: dict[str, Any] = {"top": Top, "map": Map, "queries": Rows}
 
 
 def _safetensors() -> Any:
@@ -58,42 +59,31 @@ def _plain(values: dict[str, Any], where: str, arrays: dict[str, np.ndarray]) ->
 
 
 def load(path: str | os.PathLike[str]) -> Seen:
-    """Read what `save` wrote; arrays are NumPy's."""
+    """Read what `save` wrote; arrays are NumPy's. Whatever else a file holds is refused in one sentence."""
     safetensors = _safetensors()
     name = os.fspath(path)
     try:
         with safetensors.safe_open(name, "numpy") as file:
-            about = file.metadata() or {}
-            names = file.keys()
-            arrays = {key: file.get_tensor(key) for key in names} if about.get("format") == FORMAT else None
+            about, names = file.metadata() or {}, set(file.keys())
+            if about.get("format") != FORMAT:
+                raise ArgumentError(
+                    "path", f"{name} was not written by Seen.save: its format is {about.get('format')!r}"
+                )
+            read = functools.cache(lambda key: _tensor(file, names, key))  # calls may share an array
+            calls = calls_of(parsed(about.get("calls"), "calls"), read)
+            return Seen(calls, missed_of(parsed(about.get("missed"), "missed")))
     except (OSError, safetensors.SafetensorError) as error:
         raise ArgumentError("path", f"cannot read {name}: {error}") from None
-    if arrays is None:
-        raise ArgumentError("path", f"{name} was not written by Seen.save: its format is {about.get('format')!r}")
-    calls = [_call(plain, arrays) for plain in json.loads(about["calls"])]
-    return Seen(calls, json.loads(about["missed"]))
+    except Malformed as error:
+        raise ArgumentError("path", f"{name} is not as Seen.save wrote it: {error}") from None
 
 
-def _call(plain: dict[str, Any], arrays: dict[str, np.ndarray]) -> Call:
-    values = {name: _value(value, arrays) for name, value in plain.items()}
-    observed = dict(values["observed"])
-    for name, kind in PARTS.items():
-        if name in observed:
-            observed[name] = kind(**observed[name])
-    values["observed"] = Observed(**observed)
-    if "kept" in values:
-        values["kept"] = Given(**values["kept"])
-    if "heads" in values:
-        values["heads"] = tuple(values["heads"])
-    for name in ("queries_named", "keys_named"):
-        if name in values:
-            values[name] = tuple(map(tuple, values[name]))
-    return Call(**values)
-
-
-def _value(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if set(value) == {"array"}:
-        return arrays[value["array"]]
-    return {name: _value(inner, arrays) for name, inner in value.items()}
+def _tensor(file: Any, names: set[str], key: str) -> np.ndarray:
+    """One array; the file says how long it is, and no more is read than it holds."""
+    if key not in names:
+        raise Malformed(f"it has no array {key[:40]!r}")
+    try:
+        array: np.ndarray = file.get_tensor(key)
+    except Exception as error:  # of a dtype that NumPy does not have
+        raise Malformed(f"its array {key[:40]!r} cannot be read: {str(error)[:120]}") from None
+    return array

@@ -1,0 +1,177 @@
+"""What a file of calls says, checked: its JSON may hold anything, and what is wrong is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from clearhead.observe import Map, Observed, Rows, Top
+from clearhead.watching.given import Given
+from clearhead.watching.seen import Call
+
+LARGEST = 2**62  # a number of positions or of calls that is still one
+Read = Callable[[str], np.ndarray]
+
+
+class Malformed(ValueError):
+    """What is wrong, and where; `load` adds the file."""
+
+
+def parsed(text: str | None, what: str) -> Any:
+    """JSON as Python has it."""
+    if text is None:
+        raise Malformed(f"it has no {what}")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"its {what} are no JSON that can be read: {str(error)[:120]}") from None
+
+
+def calls_of(plain: Any, read: Read) -> list[Call]:
+    """The calls, with the arrays that they name."""
+    _expect(isinstance(plain, list), "calls", "a list")
+    return [_call(one, f"call {number}", read) for number, one in enumerate(plain)]
+
+
+def missed_of(plain: Any) -> dict[str, str]:
+    """What was missed, and why, by name."""
+    _expect(
+        isinstance(plain, dict) and all(isinstance(why, str) for why in plain.values()), "missed", "names and words"
+    )
+    return dict(plain)
+
+
+def _call(plain: Any, where: str, read: Read) -> Call:
+    counts = dict.fromkeys(("index", "step", "layer", "keys"), _count)
+    kinds = {"name": _text, "kind": _text, **counts, "observed": _observed}
+    others = {"heads": _counts, "distance": _array, "kept": _kept, "counted": _count}
+    values = _fields(plain, where, read, kinds, {**others, "queries_named": _names, "keys_named": _names})
+    call = Call(**values)
+    _check_shapes(call, where)
+    return call
+
+
+def _observed(plain: Any, where: str, read: Read) -> Observed:
+    kinds = {**dict.fromkeys(("output", "lse", "max_score", "entropy"), _array), "kernel": _text}
+    parts: dict[str, Any] = {"received": _array, "weights": _array}
+    parts |= {name: _part(kind) for name, kind in (("top", Top), ("map", Map), ("queries", Rows))}
+    return Observed(**_fields(plain, where, read, kinds, parts))
+
+
+def _part(kind: Any) -> Callable[[Any, str, Read], Any]:
+    def part(plain: Any, where: str, read: Read) -> Any:
+        return kind(**_fields(plain, where, read, dict.fromkeys(kind._fields, _array), {}))
+
+    return part
+
+
+def _kept(plain: Any, where: str, read: Read) -> Given:
+    kinds = dict.fromkeys(("q", "k", "v"), _array)
+    others = {"causal": _flag, **dict.fromkeys(("mask", "bias", "sinks"), _array)}
+    values = _fields(plain, where, read, kinds, {**others, "scale": _number, "softcap": _number})
+    for name in ("q", "k", "v"):
+        _expect(values[name].ndim >= 2, f"{where}.{name}", "an array of at least two axes")
+    return Given(**values)
+
+
+def _fields(plain: Any, where: str, read: Read, needed: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a value, each read by the function that belongs to it."""
+    _expect(isinstance(plain, dict), where, "a value with fields")
+    kinds = {**needed, **others}
+    for name in plain:
+        _expect(name in kinds, where, f"none but {', '.join(kinds)}, and there is {name[:40]!r}")
+    for name in needed:
+        _expect(name in plain, where, f"a field {name}")
+    return {name: kinds[name](value, f"{where}.{name}", read) for name, value in plain.items()}
+
+
+def _array(plain: Any, where: str, read: Read) -> np.ndarray:
+    named = isinstance(plain, dict) and set(plain) == {"array"} and isinstance(plain["array"], str)
+    _expect(named, where, "the name of an array")
+    array = read(plain["array"])
+    _expect(array.dtype.kind in "fiub", where, "an array of numbers")
+    return array
+
+
+def _text(plain: Any, where: str, read: Read) -> str:
+    _expect(isinstance(plain, str), where, "text")
+    return str(plain)
+
+
+def _flag(plain: Any, where: str, read: Read) -> bool:
+    _expect(isinstance(plain, bool), where, "true or false")
+    return bool(plain)
+
+
+def _number(plain: Any, where: str, read: Read) -> float:
+    _expect(isinstance(plain, int | float) and not isinstance(plain, bool), where, "a number")
+    _expect(abs(plain) < LARGEST, where, "a finite number")
+    return float(plain)
+
+
+def _count(plain: Any, where: str, read: Read) -> int:
+    whole = isinstance(plain, int) and not isinstance(plain, bool)
+    _expect(whole and 0 <= plain < LARGEST, where, "a whole number from 0")
+    return int(plain)
+
+
+def _counts(plain: Any, where: str, read: Read) -> tuple[int, ...]:
+    _expect(isinstance(plain, list), where, "a list of whole numbers")
+    return tuple(_count(one, where, read) for one in plain)
+
+
+def _names(plain: Any, where: str, read: Read) -> tuple[tuple[str, ...], ...]:
+    rows = isinstance(plain, list) and all(isinstance(row, list) for row in plain)
+    _expect(rows and all(isinstance(name, str) for row in plain for name in row), where, "lists of names")
+    return tuple(map(tuple, plain))
+
+
+def _check_shapes(call: Call, where: str) -> None:
+    """Arrays of one call must belong together: others would fail later, and elsewhere."""
+    seen, lse = call.observed, call.observed.lse
+    _expect(lse.ndim >= 1, f"{where}.observed.lse", "an array (…, heads, queries)")
+    lead, queries, keys = lse.shape[:-1], lse.shape[-1], call.keys
+    top, chosen = seen.top, seen.queries
+    shapes: list[tuple[str, Any, tuple[int, ...]]] = [
+        ("output", seen.output, (*lse.shape, -1)),
+        ("max_score", seen.max_score, lse.shape),
+        ("entropy", seen.entropy, lse.shape),
+        ("received", seen.received, (*lead, keys)),
+        ("weights", seen.weights, (*lse.shape, keys)),
+        ("distance", call.distance, lse.shape),
+    ]
+    if top is not None:
+        shapes += [("top.indices", top.indices, (*lse.shape, -1)), ("top.weights", top.weights, top.indices.shape)]
+    if seen.map is not None:
+        shapes += [("map.mean", seen.map.mean, (*lead, -1, -1)), ("map.max", seen.map.max, seen.map.mean.shape)]
+    if chosen is not None:
+        shapes += [("queries.indices", chosen.indices, (-1,))]
+        shapes += [("queries.weights", chosen.weights, (*lead, chosen.indices.size, keys))]
+    if call.kept is not None:
+        q, k = call.kept.q, call.kept.k  # of which the leading axes broadcast
+        shapes += [("kept.q", q, (*q.shape[:-2], queries, -1)), ("kept.k", k, (*k.shape[:-2], keys, q.shape[-1]))]
+    for name, array, shape in shapes:
+        fits = array is None or array.ndim == len(shape)
+        fits = fits and (array is None or all(n in (-1, m) for n, m in zip(shape, array.shape, strict=True)))
+        _expect(fits, f"{where}.{name}", f"an array of shape {shape} beside its lse")
+    for name, indices, least, most in (
+        ("top.indices", None if top is None else top.indices, -1, keys),
+        ("queries.indices", None if chosen is None else chosen.indices, 0, queries),
+    ):
+        if indices is not None:
+            inside = indices.dtype.kind in "iu" and bool(np.all((indices >= least) & (indices < most)))
+            _expect(inside, f"{where}.{name}", f"positions below {most}")
+    for name, rows, length in (("queries_named", call.queries_named, queries), ("keys_named", call.keys_named, keys)):
+        if rows is not None:
+            named = (bool(rows) or 0 in lead) and all(len(row) == length for row in rows)
+            _expect(named, f"{where}.{name}", f"{length} names for each row")
+    if call.heads is not None:
+        _expect(lse.ndim > 1 and len(call.heads) == lse.shape[-2], f"{where}.heads", "one for each head of its lse")
+
+
+def _expect(right: bool, where: str, expected: str) -> None:
+    if not right:
+        raise Malformed(f"{where}: expected {expected}")
