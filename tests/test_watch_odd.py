@@ -45,6 +45,11 @@ class AttentionScale(nn.Module):
         return 2 * x
 
 
+class AttentionInSteps(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.mT).exp() @ x
+
+
 class ScaledAttention(CausalSelfAttention):
     """Attention with a helper that has attention in its name."""
 
@@ -70,16 +75,16 @@ def test_a_layer_is_missed_also_where_the_model_calls_itself_attention():
     class AttentionModel(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList([CausalSelfAttention(24, 3), AttentionScale()])
+            self.layers = nn.ModuleList([CausalSelfAttention(24, 3), AttentionScale(), AttentionInSteps()])
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layers[1](self.layers[0](x))
+            return self.layers[2](self.layers[1](self.layers[0](x)))
 
     model = AttentionModel()
     with ch.watch(model) as seen:
         model(torch.randn(1, 5, 24))
     assert seen.names == ["layers.0"]
-    assert list(seen.missed) == ["layers.1"]
+    assert list(seen.missed) == ["layers.2"], "and not the one that only has its name"
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from clearhead.watching import own, sdpa
 from clearhead.watching.distance import mean_distance
 from clearhead.watching.given import Given
 from clearhead.watching.recorder import ATTENTION, Recorder
+from clearhead.watching.steps import FIXED, PLAIN, Steps, tensors
 
 # kernels that libraries register, and those that take functions, as flex_attention does
 KERNELS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
@@ -37,13 +38,16 @@ class Active(threading.local):
 
     recorders: list[Recorder] = field(default_factory=list)
     mode: Mode | None = None
+    steps: Steps = field(default_factory=Steps)
 
 
 active = Active()
 
 
-def start(recorder: Recorder) -> None:
-    """Look at this thread for a watch."""
+def start(recorder: Recorder, given: Any = ()) -> None:
+    """Look at this thread for a watch; `given` is what the module was called with."""
+    active.steps.know(tensors(given), PLAIN)
+    active.steps.know(recorder.root.buffers(), FIXED)
     if recorder not in active.recorders:
         active.recorders.append(recorder)
     if active.mode is None or not _on_stack(active.mode):
@@ -57,7 +61,7 @@ def stop(recorder: Recorder) -> None:
         active.recorders.remove(recorder)
     if not active.recorders and active.mode is not None:
         _take_off(active.mode)
-        active.mode = None
+        active.mode, active.steps = None, Steps()
 
 
 def _stack() -> list[TorchFunctionMode]:
@@ -91,14 +95,33 @@ class Mode(TorchFunctionMode):
         """One call of a PyTorch function."""
         kwargs = kwargs or {}
         if func in sdpa.NAMES or func is attention:
-            return _attend(func, args, kwargs)
+            return known(_attend(func, args, kwargs))
         if func is F.multi_head_attention_forward:
-            return _multi_head(func, args, kwargs)
+            return known(_multi_head(func, args, kwargs))
         if isinstance(func, KERNELS) and ATTENTION.search(str(func)):
             for recorder in active.recorders:
                 recorder.count()
                 recorder.refuse(f"it calls {func}, a kernel of its own")
-        return func(*args, **kwargs)
+            return known(func(*args, **kwargs))
+        result = func(*args, **kwargs)
+        _follow(func, args, kwargs, result)
+        return result
+
+
+def known(result: Any) -> Any:
+    """The same, which is no longer any attention's."""
+    active.steps.know(tensors(result), PLAIN)
+    return result
+
+
+def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    try:
+        found = active.steps.follow(func, args, kwargs, result)
+    except Exception:  # the model runs on, whatever it calls functions with
+        found = "mixes"
+    if found is not None:
+        for recorder in active.recorders:
+            recorder.step(found)
 
 
 def _attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

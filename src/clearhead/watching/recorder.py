@@ -41,11 +41,12 @@ def attends(name: str, module: nn.Module) -> bool:
 
 @dataclass
 class Frame:
-    """A module that is running: how many calls had been made when it was entered."""
+    """A module that is running: how many calls and other steps had been made when it was entered."""
 
     name: str
     module: nn.Module
     before: int
+    mixed: int = 0
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Thread(threading.local):
 
     frames: list[Frame] = field(default_factory=list)
     made: int = 0
+    mixed: int = 0  # steps that may be those of attention
     step: int = 0
     whole: bool = False  # it is the whole model that runs
     within: FrameType | None = None  # where Python runs the outermost module
@@ -86,6 +88,7 @@ class Recorder:
         self.order: dict[str, int] = {}  # modules without a number in their name, in the order of their first call
         self.made_calls: set[str] = set()
         self.silent: dict[str, str] = {}
+        self.in_steps: dict[str, str] = {}
         self.refused: dict[str, str] = {}
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -108,7 +111,7 @@ class Recorder:
                     self.begun += 1
                     self.whole += 1
                 self.tokens.begin(here.step, args, kwargs, whole=here.whole)
-        here.frames.append(Frame(name, module, here.made))
+        here.frames.append(Frame(name, module, here.made, here.mixed))
         return outermost
 
     def leave(self, name: str) -> bool:
@@ -156,8 +159,9 @@ class Recorder:
             # it attends by itself: all its layers stand there
             if frame.name or "" in self.made_calls:
                 self.silent = {n: why for n, why in self.silent.items() if not _inside(n, frame.name)}
-            if self.here.made == frame.before:
-                self.silent[frame.name] = _silence(frame.module)
+            # one that did nothing that attention needs only is called so
+            if self.here.made == frame.before and self.here.mixed > frame.mixed:
+                self.silent[frame.name] = _silence(frame.module, "in steps, or in a kernel of its own")
 
     @property
     def running(self) -> str:
@@ -177,6 +181,17 @@ class Recorder:
         """A call was made, whether it is wanted or not."""
         self.here.made += 1
         self.made_calls.add(self.running)
+
+    def step(self, found: str) -> None:
+        """A step was made that "mixes" positions, as attention does and other things do, or with which it "attends"."""
+        self.here.mixed += 1
+        if found != "attends" or not self.here.frames:
+            return
+        frames = self.here.frames
+        outer = (frame for frame in frames if frame.name and attends(frame.name, frame.module))
+        frame = next(outer, frames[-1])  # of which the others are helpers
+        with self.lock:
+            self.in_steps.setdefault(frame.name, _silence(frame.module, "in steps, softmax(a @ b) @ c"))
 
     def selects(self) -> bool:
         """Is the call that is being made now one of the layers that are wanted?"""
@@ -252,9 +267,11 @@ class Recorder:
     def settle(self) -> None:
         """Say what was missed, now that everything has run."""
         self.last_masks = {}
-        missed = dict(self.refused)
+        missed = {**self.in_steps, **self.refused}
         made_calls = set(self.made_calls)
         for name, why in self.silent.items():
+            if any(name == other or _inside(name, other) or _inside(other, name) for other in self.in_steps):
+                continue
             if name not in made_calls and not any(_inside(made, name) for made in made_calls):
                 missed.setdefault(name, why)
         for name, module in self.root.named_modules():
@@ -301,9 +318,9 @@ def _inside(name: str, other: str) -> bool:
     return name != other and (not other or name.startswith(f"{other}."))
 
 
-def _silence(module: nn.Module) -> str:
+def _silence(module: nn.Module, how: str) -> str:
     """Why a module that attends made no call."""
-    words = f"{type(module).__name__} ran, but not by scaled_dot_product_attention: in steps, or in a kernel of its own"
+    words = f"{type(module).__name__} ran, but not by scaled_dot_product_attention: {how}"
     configs = (getattr(part, "config", None) for part in module.modules())
     way = next((getattr(config, "_attn_implementation", None) for config in configs if config is not None), None)
     if isinstance(way, str) and way != "sdpa":

@@ -57,8 +57,9 @@ class watch:
     speak of the weights before dropout. A query that may attend to nothing gives 0, as PyTorch's does.
 
     Code that `torch.compile` has compiled runs uncompiled while watch is open, in all threads, and so is seen. What
-    attends and cannot be seen (eager attention in steps, a kernel of its own, TorchScript) is said by name in
-    `seen.missed` when watch closes.
+    attends and cannot be seen (attention in steps, a kernel of its own, TorchScript) is said by name in `seen.missed`
+    when watch closes. Steps are known by what is computed, softmax(a @ b) @ c; where the softmax itself is written in
+    steps, by what the module is called.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ def _before(recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, .
     if _not_a_run():
         return
     if recorder.enter(name, module, args, kwargs):
-        mode.start(recorder)
+        mode.start(recorder, (args, kwargs))
 
 
 def _after(
