@@ -44,6 +44,7 @@ TAKEN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bigbird_decoder": ("BigBirdPegasusForCausalLM", "BigBirdPegasusConfig", BART),
     "mt5": ("MT5ForConditionalGeneration", "MT5Config", {**hf.T5, "decoder_start_token_id": 0}),
     "roberta": ("RobertaModel", "RobertaConfig", {**hf.ENCODER, "vocab_size": 37}),
+    "splinter": ("SplinterModel", "SplinterConfig", {**hf.ENCODER, "vocab_size": 37}),
     "modernbert": ("ModernBertModel", "ModernBertConfig", MODERN),
 }
 REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -119,10 +119,11 @@ def read(
     """A call of transformers in the terms of `observe`.
 
     The mask is a promise of `promised.py`, or a boolean one, True where a query may attend, or an additive one that the
-    model's user made, or None; `is_causal` then aligns the first query with the first key, and one query sees all.
+    model's user made, or None; `is_causal` then aligns the first query with the first key, and one query sees all. A
+    module that does not say `is_causal` and has no mask sees everything, as in eager attention.
     """
     causal: Any = options.get("is_causal")
-    causal = getattr(module, "is_causal", True) if causal is None else causal
+    causal = getattr(module, "is_causal", False) if causal is None else causal
     if isinstance(mask, Promised):
         causal, mask = (mask.causal, mask.allowed) if mask.made is None else (False, mask.made)
     boolean = mask is not None and mask.dtype == torch.bool
