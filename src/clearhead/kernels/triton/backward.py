@@ -13,6 +13,7 @@ import triton.language as tl
 from clearhead.kernels.triton.device import (
     allowed_by_program,
     allowed_by_span,
+    finite_part,
     kept,
     key_tile,
     key_tiles,
@@ -22,6 +23,7 @@ from clearhead.kernels.triton.device import (
     multiply_allowed,
     score,
     span_of,
+    spoil,
 )
 
 
@@ -108,10 +110,12 @@ def query_step(
             allowed = allowed_by_span(limits[0], limits[1], limits[2], rows, columns)
         else:
             allowed = allowed_by_program(mask, rows, columns, head, batch, T, S, form)
+        allowed = allowed & (rows < T)  # past the end there are zeros, and zero times a key of inf is NaN
         # queries that see none of these keys may hold anything, NaN too, and 0 · NaN is NaN
         asked = tl.max(allowed.to(tl.int32), 0) > 0
         queries = tl.where(asked[:, None], queries, 0.0)
-        given = tl.where(asked[:, None], given, 0.0)
+        whole = tl.where(asked[:, None], given, 0.0)
+        given = finite_part(whole)  # what is not finite in it is in `taken` too, and spoils the scores from there
     product = multiply(keys, tl.trans(queries), tl.zeros((keys.shape[0], BM), tl.float32), form)
     scores, slope = score(product, scoring, rows, columns, head, batch, T, S, form)
     weights = tl.exp2(tl.fma(scores, scoring.factor, -shift)) * inverse
@@ -131,7 +135,7 @@ def query_step(
         dk = multiply(dscores.to(queries.dtype), queries, dk, form)
     else:  # a pair that is not allowed may hold NaN
         dscores = tl.where(allowed, dscores, 0.0)
-        dv = multiply_allowed(after.to(given.dtype), given, allowed, dv, form)
+        dv = spoil(multiply(after.to(given.dtype), given, dv, form), allowed, whole)
         dk = multiply_allowed(dscores.to(queries.dtype), queries, allowed, dk, form)
     return dk, dv
 

@@ -90,14 +90,21 @@ def multiply_allowed(pairs, rows, allowed, acc, form: tl.constexpr):
 
     The others are 0, but in a product 0 · NaN is NaN. What is not finite is left out, and NaN put where it is seen.
     """
-    finite = tl.abs(rows.to(tl.float32)) < float("inf")
-    acc = multiply(pairs, tl.where(finite, rows, 0.0), acc, form)
-    odd = 1 - finite.to(tl.int32)
-    if tl.max(tl.max(odd, 1), 0) > 0:
-        ones = allowed.to(tl.float32).to(rows.dtype)  # by way of float32, as the interpreter needs it for bfloat16
-        met = multiply(ones, odd.to(tl.float32).to(rows.dtype), tl.zeros_like(acc), form)
-        acc = tl.where(met > 0, float("nan"), acc)
-    return acc
+    return spoil(multiply(pairs, finite_part(rows), acc, form), allowed, rows)
+
+
+@triton.jit
+def finite_part(rows):
+    """Zeros in place of what is not finite."""
+    return tl.where(tl.abs(rows.to(tl.float32)) < float("inf"), rows, 0.0)
+
+
+@triton.jit
+def spoil(acc, allowed, rows):
+    """NaN where a pair that is allowed meets a number of the rows that is not finite: a product of ones tells."""
+    odd = tl.where(tl.abs(rows.to(tl.float32)) < float("inf"), 0.0, 1.0)
+    met = tl.dot(allowed.to(tl.float32).to(tl.float16), odd.to(tl.float16), out_dtype=tl.float32)
+    return tl.where(met > 0, float("nan"), acc)
 
 
 @triton.jit

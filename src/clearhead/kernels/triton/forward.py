@@ -116,6 +116,7 @@ def finish(largest, sums, weighted, sink, scoring, SINKS: tl.constexpr, ENTROPY:
         # where the sink is the peak this is the rounding of the shift alone, which for a logit of 10³⁰ is huge
         exponent = tl.fma(sink, LOG2E, -shift)
         exponent = tl.where(sink == peak, tl.minimum(tl.maximum(exponent, -1.0), 1.0), exponent)
+        exponent = tl.where(sink == float("-inf"), float("-inf"), exponent)  # none, though the peak may be −inf as well
         total += tl.where(sink == float("inf"), 1.0, tl.exp2(exponent))
     some = total != 0  # true for NaN, which is to be seen and not turned into a 0
     divisor = tl.where(some, total, 1.0)
@@ -136,10 +137,14 @@ def finish(largest, sums, weighted, sink, scoring, SINKS: tl.constexpr, ENTROPY:
 def forward(
     q, k, v, out, lse_at, peak_at, total_at, largest_at, entropy_at, unrounded, sinks,
     q_strides, k_strides, v_strides, k_described, v_described, span, lists, mask, scoring, T, S,
-    SINKS: tl.constexpr, ENTROPY: tl.constexpr, UNROUNDED: tl.constexpr, REVERSED: tl.constexpr,
+    SINKS: tl.constexpr, ENTROPY: tl.constexpr, UNROUNDED: tl.constexpr, REPAIR: tl.constexpr, REVERSED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head; blocks with the most keys start first (REVERSED: the last ones)."""
+    """A block of queries of one head; blocks with the most keys start first (REVERSED: the last ones).
+
+    REPAIR: only the output, and only of blocks in which it is not finite, where it may be so by a value that a query of
+    the block does not see: in the product of a tile its weight of 0 times NaN is NaN.
+    """
     WIDTH: tl.constexpr = form.padded_width
     blocks = tl.cdiv(T, BM)
     number, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
@@ -147,6 +152,15 @@ def forward(
     if REVERSED:
         block = blocks - 1 - block
     rows = block * BM + tl.arange(0, BM)
+    here = number.to(tl.int64) * T + rows
+    inside = rows < T
+    columns = tl.arange(0, WIDTH)
+    at = (here * form.width)[:, None] + columns[None, :]
+    real = inside[:, None] & (columns < form.width)[None, :]
+    if REPAIR:
+        found = tl.load(out + at, mask=real, other=0.0).to(tl.float32)
+        if tl.min(tl.min((tl.abs(found) < float("inf")).to(tl.int32), 1), 0) > 0:
+            return
     q += batch.to(tl.int64) * q_strides[0] + head.to(tl.int64) * q_strides[1]
     k += batch.to(tl.int64) * k_strides[0] + (head // form.group).to(tl.int64) * k_strides[1]
     v += batch.to(tl.int64) * v_strides[0] + (head // form.group).to(tl.int64) * v_strides[1]
@@ -179,18 +193,14 @@ def forward(
         sink = tl.load(sinks + head)
     values, largest, sums, weighted = state
     share, lse, peak, total, largest, entropy = finish(largest, sums, weighted, sink, scoring, SINKS, ENTROPY, form)
-    here = number.to(tl.int64) * T + rows
-    inside = rows < T
-    tl.store(lse_at + here, lse, mask=inside)
-    tl.store(peak_at + here, peak, mask=inside)
-    tl.store(total_at + here, total, mask=inside)
+    if not REPAIR:
+        tl.store(lse_at + here, lse, mask=inside)
+        tl.store(peak_at + here, peak, mask=inside)
+        tl.store(total_at + here, total, mask=inside)
     if ENTROPY:
         tl.store(largest_at + here, largest, mask=inside)
         tl.store(entropy_at + here, entropy, mask=inside)
-    columns = tl.arange(0, WIDTH)
-    at = (here * form.width)[:, None] + columns[None, :]
     result = values * share[:, None]
-    real = inside[:, None] & (columns < form.width)[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=real)
     if UNROUNDED:
         tl.store(unrounded + at, result, mask=real)

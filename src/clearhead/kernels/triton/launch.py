@@ -67,28 +67,37 @@ def forward(call: Call) -> Found:
     few = grid.queries * call.form.group <= FEW
     given = None if few or not call.rows else hopper.terms(call)
     if given is not None:
-        return hopper.forward(call, given, observing)
+        found = hopper.forward(call, given, observing)
+        if call.problem.mask is not None and call.form.program is None:
+            tiles(call, (*found[:4], None, None, found[-1]), observing=False, repair=True)
+        return found
     found = call.results(observing)
     if not call.rows or not grid.queries:
         return found
     if few:
         decode(call, found)
-        return found
+    else:
+        tiles(call, found, observing)
+    return found
+
+
+def tiles(call: Call, found: Found, observing: bool, repair: bool = False) -> None:
+    """The portable kernel, block by block; to repair, only where an output that is there is not finite."""
+    grid, unrounded = call.grid, found[-1] is not None
 
     def launch(blocks: Blocks) -> None:
         call.launch(
-            ("forward", blocks, observing, found[-1] is not None),
+            ("forward", blocks, observing, unrounded, repair),
             forward_kernel, (cdiv(grid.queries, blocks.rows) * call.rows,),
             call.q, call.k, call.v, *found, call.sinks,
             call.q.stride(), call.k.stride(), call.v.stride(), *call.described(blocks), call.mask.span,
             call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys,
-            SINKS=call.sinks is not None, ENTROPY=observing, UNROUNDED=found[-1] is not None, REVERSED=call.backwards,
-            BM=blocks.rows, BN=blocks.columns, form=call.form,
+            SINKS=call.sinks is not None, ENTROPY=observing, UNROUNDED=unrounded, REPAIR=repair,
+            REVERSED=call.backwards, BM=blocks.rows, BN=blocks.columns, form=call.form,
             num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
         )  # fmt: skip
 
     call.fitted("forward" if call.form.program is None else "listed", grid.queries, launch)
-    return found
 
 
 def decode(call: Call, found: Found) -> None:
