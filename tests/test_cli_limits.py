@@ -180,7 +180,7 @@ def test_deep_lists_are_refused(depth: int) -> None:
 
 DEEP = {
     "tildes": "~" * 900 + "causal()",
-    "tildes and brackets": "~(" * 150 + "causal()" + ")" * 150,
+    "tildes and brackets": "~(" * 300 + "causal()" + ")" * 300,
     "brackets": "(" * 900 + "causal()" + ")" * 900,
     "brackets that are not closed": "(" * 1900,
     "lists": "lengths(" + "[" * 900 + "1" + "]" * 900 + ")",

@@ -77,7 +77,7 @@ def test_masks_and_biases_survive_the_wire(case: Case) -> None:
         assert repr(back_bias) == repr(bias)
         all_of = Grid(batch, sizes["heads"], sizes["queries"], sizes["keys"])
         tiles = [b.tile(range(all_of.queries), range(all_of.keys), all_of) for b in (bias, back_bias)]
-        assert np.array_equal(*map(numbers, tiles))
+        assert np.array_equal(*map(numbers, tiles), equal_nan=True)
 
 
 def _packed(bias: Any, arrays: list[torch.Tensor], whole: list[int]) -> tuple[Any, ...]:

@@ -193,3 +193,27 @@ def test_measured_blocks_are_kept_in_a_file(tmp_path: object, monkeypatch: pytes
     tuning.measured.cache_clear()
     assert tuning.measured("some GPU") == {}
     tuning.measured.cache_clear()
+
+
+@pytest.mark.parametrize("mask", [ch.causal(), ch.window(3, 1), ch.lengths(9)], ids=str)
+@pytest.mark.usefixtures("tiny")
+def test_outputs_marked_as_not_finite_are_computed_anew(mask: ch.Mask) -> None:
+    """As after Hopper's own kernel; what is not marked stays as it is."""
+    from clearhead.kernels.triton import launch
+    from clearhead.kernels.triton.call import Call
+    from clearhead.problem import pose
+
+    q, k, v = (torch.randn(2, 3, n, 16).half() for n in (37, 41, 41))
+    call = Call.of(pose(q, k, v, mask=mask).to_be_differentiated())
+    right = launch.forward(call)
+    found = (right[0].clone(), *right[1:-1], right[-1].clone())
+    odd = torch.zeros(2, 3, 37, dtype=torch.int32)
+    odd[0, 1, 5] = odd[1, 2, 36] = 1
+    found[0][0, 1, :16] = found[0][1, 2, 32:] = float("nan")
+    found[0][1, 0, 3] = 7.0
+    found[-1][0, 1, :16] = float("nan")
+    launch.repaired(call, found, odd)
+    assert (found[0][1, 0, 3] == 7.0).all()
+    found[0][1, 0, 3] = right[0][1, 0, 3]
+    assert torch.equal(found[0], right[0])
+    assert torch.equal(found[-1], right[-1])

@@ -70,7 +70,7 @@ def test_results_have_the_callers_axes(lead: tuple[int, ...], mask: Any, monkeyp
     problem = pose(q, k, v, mask=mask)
     kernel = Vendor()
     for _ in range(2):  # found, then remembered
-        seen, peak, total = kernel.run(problem)
+        seen, peak, total, _ = kernel.run(problem)
         right = ch.observe(q, k, v, mask=mask, kernel="dense")
         torch.testing.assert_close(problem.restore(seen.output), right.output)
         torch.testing.assert_close(problem.restore(seen.lse), right.lse)
@@ -86,7 +86,7 @@ def test_results_have_the_callers_axes(lead: tuple[int, ...], mask: Any, monkeyp
 def test_the_fastest_forward_runs_and_gradients_are_not_the_efficient_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, kernel = Asked(monkeypatch), Vendor()
     problem = pose(*tensors(2, 2))
-    seen, peak, total = kernel.run(problem)
+    seen, peak, total, _ = kernel.run(problem)
     assert asked.forward == [("efficient", False)]
     kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
     assert asked.backward == ["cudnn"], "the faster of the other two"
@@ -107,7 +107,7 @@ def test_a_back_end_without_gradients_is_not_taken(
 
     asked, kernel, problem = Asked(monkeypatch), Vendor(), pose(*tensors(2, 2))
     monkeypatch.setattr(module, "seconds", seconds)
-    seen, peak, total = kernel.run(problem)
+    seen, peak, total, _ = kernel.run(problem)
     with nullcontext() if taken else pytest.raises(ch.KernelRefused, match="backward takes none"):
         kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
     assert asked.backward == taken

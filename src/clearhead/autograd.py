@@ -178,7 +178,9 @@ def _torch_function() -> Any:
 def is_mapped(tensor: Array | None) -> bool:
     """True for a tensor that stands for many, as gradients do in `is_grads_batched` and under `torch.func.vmap`."""
     functorch = sys.modules["torch"]._C._functorch
-    return tensor is not None and (functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
+    if tensor is None or functorch.is_legacy_batchedtensor(tensor):
+        return tensor is not None
+    return functorch.is_batchedtensor(tensor) and functorch.peek_interpreter_stack() is not None
 
 
 def gradients_of(

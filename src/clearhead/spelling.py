@@ -22,7 +22,7 @@ MASKS: dict[str, Callable[..., Mask]] = {
 }
 # Longer and deeper than any mask that somebody types, and far from where Python ends
 LONGEST = 2000
-DEEPEST = 100
+DEEPEST = 200
 LARGEST = 2**40
 
 

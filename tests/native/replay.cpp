@@ -82,9 +82,10 @@ int answer() {
   call.bias.offset = take_many<int64_t>();
   call.sinks = take_many<double>();
 
-  const int64_t nodes = take<int64_t>();
-  std::vector<Held> mask_arrays(nodes);
-  for (int64_t n = 0; n < nodes; ++n) {
+  const int64_t count = take<int64_t>();
+  std::vector<MaskNode> nodes;
+  std::vector<Held> mask_arrays(count);
+  for (int64_t n = 0; n < count; ++n) {
     MaskNode node;
     node.kind = int(take<int64_t>());
     node.left = int(take<int64_t>());
@@ -101,8 +102,9 @@ int answer() {
       mask_arrays[n] = take_array();
       node.array = mask_arrays[n].view;
     }
-    call.mask.push_back(node);
+    nodes.push_back(node);
   }
+  call.set_mask(std::move(nodes));
 
   // flat results, as they were before the call: lse, peak, total, dsinks, max_score, entropy, top weights, top indices,
   // received, map mean, map max, rows; and dlse, which is read only

@@ -133,34 +133,14 @@ def finish(largest, sums, weighted, sink, scoring, SINKS: tl.constexpr, ENTROPY:
     return share, lse, peak, total, largest, entropy
 
 
-@triton.jit(do_not_specialize=["span", "lists", "mask", "scoring"])
-def forward(
-    q, k, v, out, lse_at, peak_at, total_at, largest_at, entropy_at, unrounded, sinks,
-    q_strides, k_strides, v_strides, k_described, v_described, span, lists, mask, scoring, T, S,
-    SINKS: tl.constexpr, ENTROPY: tl.constexpr, UNROUNDED: tl.constexpr, REPAIR: tl.constexpr, REVERSED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
+@triton.jit
+def sums_of_block(
+    q, k, v, q_strides, k_strides, v_strides, described, span, lists, mask, scoring, number, block, rows, T, S,
+    ENTROPY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head; blocks with the most keys start first (REVERSED: the last ones).
-
-    REPAIR: only the output, and only of blocks in which it is not finite, where it may be so by a value that a query of
-    the block does not see: in the product of a tile its weight of 0 times NaN is NaN.
-    """
+    """The sums of a block of queries of one head over all keys: values, largest score, total and weighted."""
     WIDTH: tl.constexpr = form.padded_width
-    blocks = tl.cdiv(T, BM)
-    number, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    batch, head = number // form.heads, number % form.heads
-    if REVERSED:
-        block = blocks - 1 - block
-    rows = block * BM + tl.arange(0, BM)
-    here = number.to(tl.int64) * T + rows
-    inside = rows < T
-    columns = tl.arange(0, WIDTH)
-    at = (here * form.width)[:, None] + columns[None, :]
-    real = inside[:, None] & (columns < form.width)[None, :]
-    if REPAIR:
-        found = tl.load(out + at, mask=real, other=0.0).to(tl.float32)
-        if tl.min(tl.min((tl.abs(found) < float("inf")).to(tl.int32), 1), 0) > 0:
-            return
+    batch, head = tl.cast(number // form.heads, tl.int32), tl.cast(number % form.heads, tl.int32)
     q += batch.to(tl.int64) * q_strides[0] + head.to(tl.int64) * q_strides[1]
     k += batch.to(tl.int64) * k_strides[0] + (head // form.group).to(tl.int64) * k_strides[1]
     v += batch.to(tl.int64) * v_strides[0] + (head // form.group).to(tl.int64) * v_strides[1]
@@ -175,7 +155,6 @@ def forward(
     state = (tl.zeros((BM, WIDTH), tl.float32), minus, zero, zero)
     mixed, full, a, b, c = key_tiles(span, lists, batch, head, block, T, BM, BN, form)
     strides = (k_strides[2], v_strides[2])
-    described = (k_described, v_described)
     for i in range(mixed):
         tile = key_tile(lists, i, a, b, c, False, form)
         state = attend(
@@ -188,22 +167,85 @@ def forward(
             state, queries, k, v, described, strides, tile, rows, seen_low, seen_high, limits, mask, scoring,
             head, batch, T, S, True, BN, ENTROPY, form,
         )  # fmt: skip
-    sink = 0.0
-    if SINKS:
-        sink = tl.load(sinks + head)
-    values, largest, sums, weighted = state
-    share, lse, peak, total, largest, entropy = finish(largest, sums, weighted, sink, scoring, SINKS, ENTROPY, form)
-    if not REPAIR:
-        tl.store(lse_at + here, lse, mask=inside)
-        tl.store(peak_at + here, peak, mask=inside)
-        tl.store(total_at + here, total, mask=inside)
-    if ENTROPY:
-        tl.store(largest_at + here, largest, mask=inside)
-        tl.store(entropy_at + here, entropy, mask=inside)
-    result = values * share[:, None]
+    return state
+
+
+@triton.jit
+def store_output(out, unrounded, result, here, inside, UNROUNDED: tl.constexpr, form: tl.constexpr):
+    """A block's output to its place, rounded, and unrounded where that is wanted too."""
+    WIDTH: tl.constexpr = form.padded_width
+    columns = tl.arange(0, WIDTH)
+    at = (here * form.width)[:, None] + columns[None, :]
+    real = inside[:, None] & (columns < form.width)[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=real)
     if UNROUNDED:
         tl.store(unrounded + at, result, mask=real)
+
+
+@triton.jit(do_not_specialize=["span", "lists", "mask", "scoring"])
+def forward(
+    q, k, v, out, lse_at, peak_at, total_at, largest_at, entropy_at, unrounded, sinks,
+    q_strides, k_strides, v_strides, k_described, v_described, span, lists, mask, scoring, T, S,
+    SINKS: tl.constexpr, ENTROPY: tl.constexpr, UNROUNDED: tl.constexpr, REVERSED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """A block of queries of one head; blocks with the most keys start first (REVERSED: the last ones)."""
+    blocks = tl.cdiv(T, BM)
+    number, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    if REVERSED:
+        block = blocks - 1 - block
+    rows = block * BM + tl.arange(0, BM)
+    values, largest, sums, weighted = sums_of_block(
+        q, k, v, q_strides, k_strides, v_strides, (k_described, v_described), span, lists, mask, scoring,
+        number, block, rows, T, S, ENTROPY, BM, BN, form,
+    )  # fmt: skip
+    sink = 0.0
+    if SINKS:
+        sink = tl.load(sinks + number % form.heads)
+    share, lse, peak, total, largest, entropy = finish(largest, sums, weighted, sink, scoring, SINKS, ENTROPY, form)
+    here = number.to(tl.int64) * T + rows
+    inside = rows < T
+    tl.store(lse_at + here, lse, mask=inside)
+    tl.store(peak_at + here, peak, mask=inside)
+    tl.store(total_at + here, total, mask=inside)
+    if ENTROPY:
+        tl.store(largest_at + here, largest, mask=inside)
+        tl.store(entropy_at + here, entropy, mask=inside)
+    store_output(out, unrounded, values * share[:, None], here, inside, UNROUNDED, form)
+
+
+@triton.jit(do_not_specialize=["span", "lists", "mask", "scoring", "each", "count"])
+def repair(
+    q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, k_described, v_described,
+    span, lists, mask, scoring, T, S, each, count,
+    UNROUNDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """The output anew, of blocks of queries that have a row marked as not finite; a program has `each` of `count`.
+
+    It may be so by a value that a query does not see: in the product of a tile its weight of 0 times NaN is NaN.
+    """
+    blocks = tl.cdiv(T, BM)
+    first = tl.program_id(0) * each
+    last = tl.minimum(first + each, count)
+    start = first // blocks * T + first % blocks * BM
+    stop = last // blocks * T + last % blocks * BM
+    some = 0
+    for at in range(start, stop, N):  # nearly always there is none
+        places = at + tl.arange(0, N)
+        some = tl.maximum(some, tl.max(tl.load(odd_at + places, mask=places < stop, other=0), 0))
+    if some > 0:
+        for index in range(first, last):
+            number, block = index // blocks, index % blocks
+            rows = block * BM + tl.arange(0, BM)
+            here = tl.cast(number, tl.int64) * T + rows
+            inside = rows < T
+            if tl.max(tl.load(odd_at + here, mask=inside, other=0), 0) > 0:
+                values, largest, sums, weighted = sums_of_block(
+                    q, k, v, q_strides, k_strides, v_strides, (k_described, v_described), span, lists, mask, scoring,
+                    number, block, rows, T, S, False, BM, BN, form,
+                )  # fmt: skip
+                share, _, _, _, _, _ = finish(largest, sums, weighted, 0.0, scoring, False, False, form)
+                store_output(out, unrounded, values * share[:, None], here, inside, UNROUNDED, form)
 
 
 @triton.jit

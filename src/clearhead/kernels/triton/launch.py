@@ -16,6 +16,7 @@ from clearhead.kernels.triton.backward import gradients_of_keys, gradients_of_qu
 from clearhead.kernels.triton.call import Call, processors
 from clearhead.kernels.triton.decode import merge_parts, split_keys
 from clearhead.kernels.triton.forward import forward as forward_kernel
+from clearhead.kernels.triton.forward import repair
 from clearhead.kernels.triton.hopper import door as hopper
 from clearhead.kernels.triton.launches import alike
 from clearhead.kernels.triton.look import look_again
@@ -67,37 +68,51 @@ def forward(call: Call) -> Found:
     few = grid.queries * call.form.group <= FEW
     given = None if few or not call.rows else hopper.terms(call)
     if given is not None:
-        found = hopper.forward(call, given, observing)
-        if call.problem.mask is not None and call.form.program is None:
-            tiles(call, (*found[:4], None, None, found[-1]), observing=False, repair=True)
+        found, odd = hopper.forward(call, given, observing)
+        if odd is not None:
+            repaired(call, found, odd)
         return found
     found = call.results(observing)
     if not call.rows or not grid.queries:
         return found
     if few:
         decode(call, found)
-    else:
-        tiles(call, found, observing)
-    return found
-
-
-def tiles(call: Call, found: Found, observing: bool, repair: bool = False) -> None:
-    """The portable kernel, block by block; to repair, only where an output that is there is not finite."""
-    grid, unrounded = call.grid, found[-1] is not None
+        return found
+    unrounded = found[-1] is not None
 
     def launch(blocks: Blocks) -> None:
         call.launch(
-            ("forward", blocks, observing, unrounded, repair),
+            ("forward", blocks, observing, unrounded),
             forward_kernel, (cdiv(grid.queries, blocks.rows) * call.rows,),
             call.q, call.k, call.v, *found, call.sinks,
             call.q.stride(), call.k.stride(), call.v.stride(), *call.described(blocks), call.mask.span,
             call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys,
-            SINKS=call.sinks is not None, ENTROPY=observing, UNROUNDED=unrounded, REPAIR=repair,
-            REVERSED=call.backwards, BM=blocks.rows, BN=blocks.columns, form=call.form,
+            SINKS=call.sinks is not None, ENTROPY=observing, UNROUNDED=unrounded, REVERSED=call.backwards,
+            BM=blocks.rows, BN=blocks.columns, form=call.form,
             num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
         )  # fmt: skip
 
     call.fitted("forward" if call.form.program is None else "listed", grid.queries, launch)
+    return found
+
+
+def repaired(call: Call, found: Found, odd: torch.Tensor) -> None:
+    """The output of another kernel, computed anew in blocks of which it marked a row as not finite."""
+    grid, output, unrounded = call.grid, found[0], found[-1]
+
+    def launch(blocks: Blocks) -> None:
+        count = cdiv(grid.queries, blocks.rows) * call.rows
+        programs = min(count, processors(call.device))
+        call.launch(
+            ("repair", blocks, unrounded is not None), repair, (programs,),
+            call.q, call.k, call.v, output, odd, unrounded, call.q.stride(), call.k.stride(), call.v.stride(),
+            *call.described(blocks), call.mask.span, call.lists(blocks), call.mask.arrays, call.scoring,
+            grid.queries, grid.keys, cdiv(count, programs), count, UNROUNDED=unrounded is not None,
+            BM=blocks.rows, BN=blocks.columns, N=1024, form=call.form,
+            num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
+        )  # fmt: skip
+
+    call.fitted("forward", grid.queries, launch)
 
 
 def decode(call: Call, found: Found) -> None:
@@ -163,13 +178,20 @@ def all_gradients(call: Call, dout: Array, output: Array, peak: Array, total: Ar
     dout = call.aligned(call.one_batch_axis(dout))
     output, peak, total = output.contiguous(), peak.contiguous(), total.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
-    fused = hopper.gradients(call, dout, output, peak, total, dlse)
+    fused = None if any(shared(call)) else hopper.gradients(call, dout, output, peak, total, dlse)
     dq, dk, dv, dsinks = (*fused, None) if fused else two_passes(call, dout, output, peak, total, dlse)
     shaped = [
-        summed_like(gradient[..., : like.shape[-1]].reshape(*call.grid.batch, *like.shape[-3:]), like)
+        summed_like(gradient[..., : like.shape[-1]].reshape(*call.grid.batch, *like.shape[-3:]), like).to(like.dtype)
         for gradient, like in zip((dq, dk, dv), (problem.q, problem.k, problem.v), strict=True)
     ]
     return *shaped, dsinks
+
+
+def shared(call: Call) -> tuple[bool, bool, bool]:
+    """Of q, k and v, which are one array for several batch rows: their gradients are added up before they are rounded."""
+    batch, problem = tuple(call.grid.batch), call.problem
+    q, k, v = (tuple(a.shape[:-3]) != batch for a in (problem.q, problem.k, problem.v))
+    return q, k, v
 
 
 def two_passes(
@@ -179,7 +201,10 @@ def two_passes(
     problem, grid, form = call.problem, call.grid, call.form
     shift, inverse, taken = (call.empty(grid.queries) for _ in range(3))
     likeness = alike(dout, output, peak, total, dlse)
-    dq, dk, dv = (call.launch.room(a.shape, a.dtype, a.device) for a in (call.q, call.k, call.v))
+    dq, dk, dv = (
+        call.launch.room(a.shape, torch.float32 if several else a.dtype, a.device)
+        for a, several in zip((call.q, call.k, call.v), shared(call), strict=True)
+    )
     if call.rows and grid.queries:
         call.launch(
             ("spread", likeness), spread, (cdiv(grid.queries, 64) * call.rows,),

@@ -253,11 +253,15 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT
     total = gl.convert_layout(rows[2], gl.SliceLayout(1, SUMS))[:, None]
     inverse = 1.0 / gl.where(total == 0, 1.0, total)
     result = gl.where(total == 0, 0.0, sums * inverse)
+    if FORM.value.unrounded or FORM.value.marked:
+        lines = gl.arange(0, ROWS, gl.SliceLayout(1, SUMS))
+        places = (batch * heads + head).to(gl.int64) * queries + first + lines
+        there = first + lines < queries
     if FORM.value.unrounded:
-        place = (batch * heads + head).to(gl.int64) * queries + first
-        lines = gl.arange(0, ROWS, gl.SliceLayout(1, SUMS))[:, None]
         columns = gl.arange(0, FORM.value.width, gl.SliceLayout(0, SUMS))[None, :]
-        gl.store(outputs[4] + (place + lines) * FORM.value.width + columns, result, first + lines < queries)
+        gl.store(outputs[4] + places[:, None] * FORM.value.width + columns, result, there[:, None])
+    if FORM.value.marked:
+        gl.store(outputs[5] + places, gl.max(gl.where(gl.abs(result) < float("inf"), 0, 1), 1), there)
     output = result.to(q.dtype)
     if CUT.value.apart:
         buffer = o_block.index(INDEX)
@@ -283,10 +287,20 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT
 
 @gluon.jit(
     do_not_specialize=["queries", "keys", "heads", "group", "jobs", "side", "upper", "lower", "several", "offset"],
-    do_not_specialize_on_alignment=["peaks", "totals", "weighteds", "levels", "unrounded", "edges", "table", "slopes"],
+    do_not_specialize_on_alignment=[
+        "peaks",
+        "totals",
+        "weighteds",
+        "levels",
+        "unrounded",
+        "odd",
+        "edges",
+        "table",
+        "slopes",
+    ],
 )
-def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, unrounded, edges, table, slopes, offset,
-           queries, keys, heads, group, jobs, side, upper, lower, several, scale, softcap, factor,
+def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, unrounded, odd, edges, table, slopes,
+           offset, queries, keys, heads, group, jobs, side, upper, lower, several, scale, softcap, factor,
            FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
     """Attention of blocks of queries, one head each."""
     ROWS: gl.constexpr = CUT.value.rows
@@ -309,7 +323,7 @@ def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, unr
     sizes = (queries, keys, heads, group, jobs, side)
     bounds = (upper, lower, edges, table, several)
     q_ring = (q_block, q_full, q_empty)
-    outputs = (peaks, totals, weighteds, levels, unrounded)
+    outputs = (peaks, totals, weighteds, levels, unrounded, odd)
     work = (o_rows, outputs, sizes, bounds, (scale, softcap, factor), (slopes, offset),
             q_ring, o_block, (k_ring, v_ring), turns)  # fmt: skip
     load = (q_rows, k_rows, v_rows, sizes, bounds, q_ring, k_ring, v_ring)

@@ -81,8 +81,11 @@ def available() -> bool:
     return look is not None
 
 
-def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
-    """(output, lse, peak, total, largest score, entropy, unrounded output), as `launch.forward` gives them."""
+def forward(call: Call, given: Terms, entropy: bool) -> tuple[tuple[Any, ...], Any]:
+    """(output, lse, peak, total, largest score, entropy, unrounded output), as `launch.forward` gives them.
+
+    And which rows of the output are not finite, where that may be by a value that they do not see; else None.
+    """
     from clearhead.kernels.triton.hopper import forward as kernel
 
     looked = given.spans is None and given.alibi is None  # again, by those kernels
@@ -94,6 +97,7 @@ def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
         causal_offset=given.causal_offset, window=given.window, softcap=call.problem.softcap, entropy=entropy,
         top=few_top(call.problem.want) if looked else 0, alibi=given.alibi, spans=given.spans, launch=call.launch,
         unrounded=call.problem.keeps_unrounded,
+        marked=call.problem.mask is not None and call.form.program is None,
     )  # fmt: skip
     call.done = done if looked else None
     new = partial(call.launch.room, done.peak.shape, torch.float32, call.device)
@@ -103,8 +107,10 @@ def forward(call: Call, given: Terms, entropy: bool) -> tuple[Any, ...]:
         ("finish", entropy), finish_rows, (cdiv(lse.numel(), 1024),),
         done.peak, done.total, done.weighted, lse, largest, spread, lse.numel(), ENTROPY=entropy, N=1024,
     )  # fmt: skip
-    found = (done.output, lse, done.peak, done.total, largest, spread, done.unrounded)
-    return found if len(call.grid.batch) == 1 else tuple(None if a is None else batched(call, a) for a in found)
+    found: tuple[Any, ...] = (done.output, lse, done.peak, done.total, largest, spread, done.unrounded)
+    if len(call.grid.batch) != 1:
+        found = tuple(None if a is None else batched(call, a) for a in found)
+    return found, done.odd
 
 
 def batched(call: Call, array: torch.Tensor) -> torch.Tensor:

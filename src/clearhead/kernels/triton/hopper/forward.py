@@ -36,6 +36,7 @@ class Form:
     alibi: bool = False
     offsets: bool = False  # each batch row has its own position of query 0
     unrounded: bool = False  # the output is given in float32 too
+    marked: bool = False  # rows are marked in which it is not finite
 
 
 class Alibi(NamedTuple):
@@ -54,6 +55,7 @@ class Done(NamedTuple):
     weighted: torch.Tensor | None
     level: torch.Tensor | None = None  # a score (before scale, after softcap) that at least `top` keys reach
     unrounded: torch.Tensor | None = None  # the output in float32
+    odd: torch.Tensor | None = None  # for each row: 1 where its output is not finite
 
 
 def forward(
@@ -71,6 +73,7 @@ def forward(
     spans: Spans | None = None,
     launch: Launches | None = None,
     unrounded: bool = False,
+    marked: bool = False,
 ) -> Done:
     """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
 
@@ -99,6 +102,7 @@ def forward(
     new = partial(launch.room, (batch, heads, queries), torch.float32, q.device)
     output = launch.room((batch, heads, queries, width), q.dtype, q.device)
     whole = launch.room(output.shape, torch.float32, q.device) if unrounded else None
+    odd = launch.room(output.shape[:3], torch.int32, q.device) if marked else None
     peak, total, weighted, level = new(), new(), new() if entropy else None, new() if top else None
     if spans is not None:
         cut = spans.cut
@@ -107,7 +111,7 @@ def forward(
         cut = preferred(width, seen if window is None else min(window, seen))
     form = Form(width, causal_offset is not None, window is not None or spans is not None, softcap is not None, entropy,
                 top, 16 if top <= 8 else 32, spans is not None, alibi is not None,
-                alibi is not None and isinstance(alibi.offset, torch.Tensor), unrounded)  # fmt: skip
+                alibi is not None and isinstance(alibi.offset, torch.Tensor), unrounded, marked)  # fmt: skip
     blocks = -(-queries // (cut.rows * cut.consumers))
     jobs = blocks * heads * batch
     side = 1
@@ -116,19 +120,20 @@ def forward(
     edges, table, several = (peak, peak, 0) if spans is None else (spans.edges, spans.table, len(spans.edges) > 1)
     slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
     launch(
-        ("attend", entropy, top, unrounded), attend, (min(jobs, processors(q.device)) if cut.persistent else jobs,),
+        ("attend", entropy, top, unrounded, marked), attend,
+        (min(jobs, processors(q.device)) if cut.persistent else jobs,),
         described(q, queries, cut.rows),
         described(k, keys, cut.columns),
         described(v, keys, cut.columns),
         described(output, queries, cut.rows),
         peak, total, total if weighted is None else weighted, peak if level is None else level,
-        peak if whole is None else whole,
+        peak if whole is None else whole, peak if odd is None else odd,
         edges, table, slopes, offset, queries, keys, heads, heads // k.shape[1],
         jobs, side, upper, upper - (window or 0), int(several),
         scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
         form, cut, num_warps=cut.rows // 16,
     )  # fmt: skip
-    return Done(output, peak, total, weighted, level, whole)
+    return Done(output, peak, total, weighted, level, whole, odd)
 
 
 def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:
