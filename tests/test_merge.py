@@ -124,3 +124,17 @@ def test_half_precision_parts_merge_in_float32(name: str) -> None:
     assert merged.output.dtype == whole.output.dtype
     assert merged.entropy.dtype == whole.entropy.dtype
     np.testing.assert_allclose(numbers(merged.entropy), numbers(whole.entropy), atol=2e-5)
+
+
+def test_a_sink_of_inf_leaves_nothing_in_a_merge_either() -> None:
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((2, n, 5)) for n in (3, 11, 11))
+    sinks = np.array([np.inf, 0.5])
+    parts = [ch.observe(q, k[:, :4], v[:, :4], sinks=sinks).partial, ch.observe(q, k[:, 4:], v[:, 4:]).partial]
+    whole = ch.observe(q, k, v, sinks=sinks)
+    for merged in (ch.merge(*parts), ch.merge(*reversed(parts))):
+        assert (merged.lse[0] == np.inf).all()
+        assert not merged.output[0].any()
+        np.testing.assert_allclose(merged.lse[1], whole.lse[1])
+        np.testing.assert_allclose(merged.output, whole.output, atol=1e-15)
+        np.testing.assert_allclose(merged.entropy, whole.entropy, atol=1e-14)

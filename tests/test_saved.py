@@ -198,3 +198,36 @@ def test_checkpointed_layers_keep_no_more_than_pytorchs_own() -> None:
         kept[name] = sum(not torch.UntypedStorage._expired(ref) for ref in alive)
         y.sum().backward()
     assert kept == {"clearhead": 0, "pytorch": 0}
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "transposed": lambda a: a.T,
+    "backwards": lambda a: a[::-1],
+    "as it is": lambda a: a,
+    "a part": lambda a: a[:, :6],
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_numpy_view_of_a_tensor_is_the_same_view_backwards(kernel: str | None, view: Callable[[Any], Any]) -> None:
+    q, k, v = (normal(2, 6, 5, grad=True) for _ in range(3))
+    for name, tensor in (("mask", normal(6, 6) > -0.5), ("bias", normal(6, 6))):
+        seen = view(tensor.numpy())
+        found = [
+            torch.autograd.grad(ch.attention(q, k, v, **{name: a}, kernel=kernel).square().sum(), (q, k, v))
+            for a in (seen, seen.copy())
+        ]
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("kernel", [k for k in KERNELS if k not in ("dense", None)])
+def test_gradients_for_many_are_differentiated_no_further_and_say_so(kernel: str) -> None:
+    q, k, v = (a.detach() for a in leaves())
+    q.requires_grad_()
+    jacobian = torch.autograd.functional.jacobian(
+        lambda q: ch.attention(q, k, v, kernel=kernel), q, create_graph=True, vectorize=True
+    )
+    with pytest.raises(ch.KernelRefused, match="it gives no second derivatives"):
+        (jacobian.square().sum() + q.square().sum()).backward()

@@ -375,3 +375,17 @@ def test_tensors_are_not_kept_alive():
         model(x)
         assert not active.steps.tags, "nothing is known between two runs"
     assert max(alive) < 10
+
+
+def test_many_tensors_that_live_are_not_looked_through_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clearhead.watching import steps
+
+    monkeypatch.setattr(steps, "MANY", 8)
+    followed, alive, rebuilt = steps.Steps(most=8), [], 0
+    for _ in range(200):
+        before = followed.tags
+        alive.append(torch.zeros(1))
+        followed.know([alive[-1]], steps.PLAIN)
+        rebuilt += followed.tags is not before
+    assert len(followed.tags) == 200
+    assert rebuilt <= 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -48,35 +48,63 @@ class Place(NamedTuple):
     numpy: bool
 
 
-def emptied(value: Any, tensors: list[Array]) -> Any:
-    """A problem, mask or bias with a place instead of each tensor whose memory it reads; those join the list.
+def emptied(problem: Problem, tensors: list[Array]) -> Problem:
+    """A problem with a place instead of each tensor whose memory it reads; those join the list.
 
     What autograd keeps it keeps itself, so that it notices what is written to, frees what is no longer needed, and lets
     hooks on saved tensors decide where they lie in the meantime.
     """
-    if is_dataclass(value) and not isinstance(value, type):
-        own = {field.name: getattr(value, field.name) for field in fields(value)}
-        parts = {name: emptied(part, tensors) for name, part in own.items()}
-        return value if all(parts[name] is own[name] for name in own) else made(type(value), **parts)
-    base = value
+    own = vars(problem)
+    held = {name: _emptied(own[name], tensors) for name in READS if own.get(name) is not None}
+    return made(Problem, **{name: own[name] for name in KEEPS if name in own}, **held)
+
+
+def filled(problem: Problem, tensors: Sequence[Array]) -> Problem:
+    """What `emptied` made empty, with tensors in their places."""
+    own = vars(problem)
+    held = {name: _filled(own[name], tensors) for name in READS if name in own}
+    return made(Problem, **{**own, **held})
+
+
+READS = ("q", "k", "v", "sinks", "mask", "bias")
+KEEPS = tuple(field.name for field in fields(Problem) if field.name not in READS)
+
+
+def _emptied(value: Any, tensors: list[Array]) -> Any:
+    if is_torch(value):
+        tensors.append(value)
+        return Place(len(tensors) - 1, False)
+    if not isinstance(value, np.ndarray):
+        return _each(value, lambda part: _emptied(part, tensors))
+    base: Any = value
     while isinstance(base, np.ndarray):
         base = base.base
     if not is_torch(base):
         return value
     tensors.append(base)
-    # another view of a tensor's memory stays as it is; that nothing is written to it is noticed all the same
-    return Place(len(tensors) - 1, base is not value) if tuple(base.shape) == tuple(value.shape) else value
+    # another view of the tensor's memory stays as it is; that nothing is written to it is noticed all the same
+    return Place(len(tensors) - 1, True) if _is_all_of(value, base) else value
 
 
-def filled(value: Any, tensors: Sequence[Array]) -> Any:
-    """What `emptied` made empty, with tensors in their places."""
+def _is_all_of(view: np.ndarray, tensor: Array) -> bool:
+    """True for the view that `to_numpy` gives of a tensor, and for no other of its memory."""
+    whole = to_numpy(tensor)
+    return view.__array_interface__ == whole.__array_interface__
+
+
+def _filled(value: Any, tensors: Sequence[Array]) -> Any:
     if isinstance(value, Place):
         tensor = tensors[value.number]
         return to_numpy(tensor) if value.numpy else tensor
+    return _each(value, lambda part: _filled(part, tensors))
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A mask or bias with its parts changed; itself where none is."""
     if not is_dataclass(value) or isinstance(value, type):
         return value
     own = {field.name: getattr(value, field.name) for field in fields(value)}
-    parts = {name: filled(part, tensors) for name, part in own.items()}
+    parts = {name: change(part) for name, part in own.items()}
     return value if all(parts[name] is own[name] for name in own) else made(type(value), **parts)
 
 

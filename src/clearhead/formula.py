@@ -173,6 +173,7 @@ def gradients(
         dout = xp.where(xp.any(mask, axis=-1)[..., None], dout, 0.0)
     scores = score(q, k, scale=scale, softcap=softcap, bias=bias, mask=mask)
     weights, lse, _ = softmax(scores, sinks)
+    dout = xp.where((lse == -xp.inf)[..., None], 0.0, dout)  # a bias of −inf hides keys as well
     weights = allowed_only(mask, weights)
     left = 1.0 if keep is None else xp.astype(keep, weights.dtype) * rescale
     kept = weights * left

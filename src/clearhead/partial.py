@@ -11,6 +11,7 @@ keeps the digits that a log-sum-exp of 10⁴ has no room for.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from clearhead.arrays import Array, Library, dtype_name, require_array, without_gradient
 from clearhead.errors import ArgumentError
@@ -50,11 +51,11 @@ class Sums:
         peak = xp.maximum(self.peak, other.peak)
         # a query that may attend to nothing has a peak of −inf: shift by 0, so that −inf − −inf never happens
         shift = xp.where(peak == -xp.inf, 0.0, peak)
-        mine, theirs = xp.exp(self.peak - shift), xp.exp(other.peak - shift)
+        mine, theirs = (xp.exp(_apart(xp, sums.peak, shift)) for sums in (self, other))
         weighted = None
         if self.weighted is not None and other.weighted is not None:
             moved = [
-                factor * (sums.weighted + sums.total * xp.where(factor == 0, 0.0, sums.peak - shift))
+                factor * (sums.weighted + sums.total * xp.where(factor == 0, 0.0, _apart(xp, sums.peak, shift)))
                 for factor, sums in ((mine, self), (theirs, other))
             ]
             weighted = moved[0] + moved[1]
@@ -90,6 +91,12 @@ class Sums:
             # a sink of inf leaves a share of 0, infinitely far away
             entropy = share * (self.total * xp.where(share == 0, 0.0, apart) - self.weighted)
         return Partial(self.values * (share[..., None]), lse, self.peak, entropy)
+
+
+def _apart(xp: Any, logarithm: Array, shift: Array) -> Array:
+    """logarithm − shift, where a sink of inf is no distance from itself."""
+    infinite = logarithm == xp.inf
+    return xp.where(infinite, 0.0, xp.where(infinite, 0.0, logarithm) - shift)
 
 
 def merge(*partials: Partial) -> Partial:
@@ -143,14 +150,14 @@ def _entropy(library: Library, partials: tuple[Partial, ...], sums: Sums) -> tup
     entropy: Array | None = xp.zeros_like(sums.peak)
     total = xp.zeros_like(sums.peak)
     for partial in partials:
-        part = xp.exp(partial.lse - shift) / divisor
+        part = xp.exp(_apart(xp, partial.lse, shift)) / divisor
         share = _whole(library, partial) if partial.share is None else partial.share
         total = total + part * share
         if entropy is None or partial.entropy is None:
             entropy = None
             continue
         # ln p in two steps, for a log-sum-exp of 10⁴ has no room for its digits; 0 · ln 0 is 0
-        logarithm = xp.where(part == 0, 0.0, partial.lse - shift) - xp.log(divisor)
+        logarithm = xp.where(part == 0, 0.0, _apart(xp, partial.lse, shift)) - xp.log(divisor)
         entropy = entropy + part * (partial.entropy - share * logarithm)
     return entropy, None if all(partial.share is None for partial in partials) else total
 
@@ -160,7 +167,7 @@ def keys_share(library: Library, sinks: Array, lse: Array) -> Array:
     xp = library.xp
     sinks, lse = without_gradient(sinks), without_gradient(lse)
     logits = library.asarray(sinks, lse.dtype)[:, None]
-    rest = 0.0 - xp.expm1(logits - xp.where(lse == -xp.inf, 0.0, lse))
+    rest = 0.0 - xp.expm1(_apart(xp, logits, xp.where(lse == -xp.inf, 0.0, lse)))
     # a sink that is all there is may come out a rounding above the log-sum-exp
     return xp.where((lse == -xp.inf) | (rest < 0), 0.0, rest)
 

@@ -183,16 +183,24 @@ _numbers = count()
 @torch.library.custom_op(
     "clearhead::gradients_of_many",
     mutates_args=(),
-    schema="(Tensor dout, Tensor? dlse, int call) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, int call) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def _of_each(dout: Tensor, dlse: Tensor | None, call: int) -> tuple[Tensor, ...]:
-    """dq, dk, dv, and dsinks or nothing, for one gradient of the output of a call that was made."""
+def _of_each(dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, call: int) -> tuple[Tensor, ...]:
+    """dq, dk, dv, and dsinks or nothing, for one gradient of the output of a call that was made.
+
+    q, k and v are those of the call: who differentiates once more hears of it by way of them.
+    """
     kernel, problem, output, peak, total = _many[call]
     *found, dsinks = gradients_of(kernel, problem, dout, output, peak, total, dlse)
     return *found, dout.new_empty(0) if dsinks is None else dsinks
 
 
+def _name_kernel(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.kernel = _many[inputs[-1]][0].name
+
+
 _of_each.register_vmap(partial(one_by_one, _of_each))
+_of_each.register_autograd(no_second, setup_context=_name_kernel)
 
 
 def gradients_of_many(
@@ -206,7 +214,7 @@ def gradients_of_many(
     call = next(_numbers)
     _many[call] = (kernel, problem, output, peak, total)
     try:
-        dq, dk, dv, dsinks = _of_each(dout, dlse, call)
+        dq, dk, dv, dsinks = _of_each(dout, dlse, problem.q, problem.k, problem.v, call)
     finally:
         del _many[call]
     return dq, dk, dv, None if problem.sinks is None else dsinks

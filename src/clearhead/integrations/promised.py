@@ -31,6 +31,9 @@ KNOWN = {
     for name in ("shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_cuda", "is_cpu", "is_meta")
 } | {Tensor.size, Tensor.stride, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__}
 
+# what leaves a mask as it is, where it asks for no other precision or device: hooks do so to every layer's arguments
+SAME = {Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.detach}
+
 
 class Promised(Tensor):
     """An additive mask (batch, 1, queries, keys) that is made when it is first computed with.
@@ -56,6 +59,11 @@ class Promised(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 same = args[0].shape == func(*args).shape and _plain_slices(args[1])
             if same:  # all of it, as models take it that cut masks to the keys there are
+                return args[0]
+        if func in SAME and isinstance(args[0], Promised):
+            with torch._C.DisableTorchFunctionSubclass():
+                other = func(*args, **kwargs)
+            if args[0].made is None and other.dtype == args[0].dtype and other.device == args[0].device:
                 return args[0]
         return func(*_kept(args), **_kept(kwargs))
 

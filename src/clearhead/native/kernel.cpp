@@ -17,7 +17,7 @@ constexpr int64_t kSplitHeads = 8;           // heads from which on each is diff
 constexpr int64_t kSmallPanels = 2;         // panels of queries in a small task
 constexpr int64_t kChunkBlocks = 8;         // blocks of queries that one observer watches, at least
 constexpr int64_t kMostChunks = 32;         // observers of a head: each keeps a number for each key
-static_assert(kPackStep % kRows == 0);      // a task packs whole blocks
+static_assert(kPackStep % kTile == 0);      // a task packs whole tiles, which are whole blocks
 
 struct Range { int64_t first, last; };
 

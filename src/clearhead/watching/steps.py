@@ -55,6 +55,7 @@ class Steps:
     """What one thread has computed, as far as it matters here."""
 
     tags: dict[int, tuple[weakref.ref[Tensor], Tag]] = field(default_factory=dict)
+    most: int = MANY
 
     def tag(self, tensor: Tensor) -> Tag | None:
         """What is known of a tensor; None where it came from nowhere that was seen."""
@@ -67,8 +68,9 @@ class Steps:
         """Remember what tensors are, for as long as they live."""
         for tensor in values:
             self.tags[id(tensor)] = (weakref.ref(tensor), tag)
-        if len(self.tags) > MANY:
+        if len(self.tags) > self.most:
             self.tags = {key: entry for key, entry in self.tags.items() if entry[0]() is not None}
+            self.most = max(MANY, 2 * len(self.tags))  # where many live, looking through them stays rare
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> str | None:
         """One call that was made: "attends" where it completes attention in steps, "mixes" where it may be part of any.

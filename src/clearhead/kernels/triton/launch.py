@@ -188,7 +188,7 @@ def all_gradients(call: Call, dout: Array, output: Array, peak: Array, total: Ar
 
 
 def shared(call: Call) -> tuple[bool, bool, bool]:
-    """Of q, k and v, which are one array for several batch rows: their gradients are added up before they are rounded."""
+    """Of q, k and v, which are one array for several batch rows: of those, gradients are added up and then rounded."""
     batch, problem = tuple(call.grid.batch), call.problem
     q, k, v = (tuple(a.shape[:-3]) != batch for a in (problem.q, problem.k, problem.v))
     return q, k, v

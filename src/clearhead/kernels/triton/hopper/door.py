@@ -139,6 +139,8 @@ def gradients(call: Call, dout: Any, output: Any, peak: Any, total: Any, dlse: A
 
     if kernel.refuses(call.q, call.v) is not None:
         return None
+    if output.shape[-1] != call.v.shape[-1]:  # values were given zeros as features, and so is what came of them
+        output = torch.nn.functional.pad(output, (0, call.v.shape[-1] - output.shape[-1]))
     return kernel.gradients(
         call.q, call.k, call.v, dout, output, peak, total, problem.scale,
         None if span.high >= FAR else span.high, None if span.low <= -FAR else span.low, problem.softcap, span.limit,
