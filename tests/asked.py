@@ -227,7 +227,8 @@ class Asking:
         return dlse[0] if self.drawn.flat else dlse
 
     def derived(self, outputs: list[tuple[Any, Any]]) -> dict[str, Any]:
-        """PyTorch's gradients of ⟨output, dout⟩ for each pair."""
+        """PyTorch's gradients of ⟨output, dout⟩ for each pair; a log-sum-exp has none where only values learn."""
+        outputs = [(one, other) for one, other in outputs if one.requires_grad]
         found = torch.autograd.grad(
             [one for one, _ in outputs],
             list(self.gradients_of.values()),

@@ -98,6 +98,8 @@ def test_whether_an_observation_has_a_gradient_does_not_depend_on_the_kernel(ker
     assert seen.lse.requires_grad
     others = (seen.max_score, seen.entropy, seen.top.weights, seen.received, *seen.map, seen.queries.weights)
     assert not any(a.requires_grad for a in (*others, seen.weights))
+    q, k, v = leaves()
+    assert not ch.observe(q.detach(), k.detach(), v, kernel=kernel).lse.requires_grad, "values are no part of it"
     merged = ch.merge(seen.partial, seen.partial)
     assert merged.output.requires_grad
     assert merged.lse.requires_grad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from clearhead.collect import Gathered, Sizes
 from clearhead.formula import Gradients
 from clearhead.kernels.contract import Ran
 from clearhead.observe import Observed
+from clearhead.positions import Relative
 from clearhead.problem import Problem
 
 # Scores up to which NumPy's own steps are faster than any kernel's preparation (`make bench-cpu`).
@@ -89,7 +91,10 @@ class Dense:
                 np.full((grid.queries, grid.keys), tile) if isinstance(tile, bool) else tile
             )
         if problem.bias is not None:
-            options["bias"] = library.asarray(problem.bias.tile(rows, columns, grid), q.dtype)
+            bias = problem.bias
+            if isinstance(bias, Relative):  # so that a table's gradients are added up in this precision, too
+                bias = replace(bias, table=library.asarray(bias.table, q.dtype))
+            options["bias"] = library.asarray(bias.tile(rows, columns, grid), q.dtype)
         if problem.sinks is not None:
             options["sinks"] = library.asarray(problem.sinks, q.dtype)[:, None]
         if problem.dropout is not None:
