@@ -28,8 +28,9 @@ import pytest  # noqa: E402  # as below
 from hypothesis import settings  # noqa: E402  # after the other build is in place, as all that follows
 
 # The same examples on every run, so that a change is judged by what it changed; HYPOTHESIS_PROFILE=search draws others
-settings.register_profile("same", derandomize=True)
-settings.register_profile("search", print_blob=True)
+# and without a deadline: on a busy machine the first example, which imports, takes longer than any
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("search", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 import interpreted  # noqa: E402  # as above
