@@ -44,8 +44,8 @@ class Wrapped(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        off = lambda x: x.inner if isinstance(x, Wrapped) else x  # noqa: E731
-        on = lambda x: Wrapped(x) if isinstance(x, Tensor) else x  # noqa: E731
+        off = lambda x: x.inner if isinstance(x, Wrapped) else x  # noqa: E731  # a pair, read together
+        on = lambda x: Wrapped(x) if isinstance(x, Tensor) else x  # noqa: E731  # a pair, read together
         map_ = torch.utils._pytree.tree_map
         return map_(on, func(*map_(off, args), **map_(off, kwargs or {})))
 

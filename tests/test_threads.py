@@ -138,7 +138,7 @@ def test_no_cgroups() -> None:
 def test_the_kernel_is_given_that_many(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
 
-    class Call(compiled.native.Call):  # type: ignore[misc]
+    class Call(compiled.native.Call):
         def forward(self, isa: str, count: int) -> None:
             given.append(count)
             super().forward(isa, count)

@@ -77,9 +77,9 @@ def test_what_is_not_mapped_means_the_same_as_in_a_loop(name: str, batch: tuple[
         given = inputs(batch, dims)
 
         def entry(i: int) -> list[Tensor]:
-            return [t if d is None else t.select(d, i) for t, d in zip(given, dims, strict=True)]  # noqa: B023
+            return [t if d is None else t.select(d, i) for t, d in zip(given, dims, strict=True)]  # noqa: B023  # called at once, inside the loop
 
-        mapped = outcome(lambda: torch.func.vmap(attend, in_dims=in_dims)(*given))  # noqa: B023
+        mapped = outcome(lambda: torch.func.vmap(attend, in_dims=in_dims)(*given))  # noqa: B023  # called at once, inside the loop
         loop = outcome(lambda: torch.stack([attend(*entry(i)) for i in range(SIZE)]))
         if isinstance(loop, str):
             assert mapped == loop
@@ -97,11 +97,11 @@ def test_observing_inside_transforms_is_refused_or_dense(function: str) -> None:
         if function == "gradients":
             return ch.gradients(q, k, v, dout, mask=ch.causal(), kernel=kernel)
         seen = ch.observe(q, k, v, mask=ch.causal(), kernel=kernel, top=2, received=True, map=(2, 2), weights=True)
-        return seen.output, seen.lse, seen.entropy, seen.top.weights, seen.received, seen.map.mean, seen.weights  # type: ignore[union-attr]
+        return seen.output, seen.lse, seen.entropy, seen.top.weights, seen.received, seen.map.mean, seen.weights
 
     for kernel in (None, "compiled", "tiled"):
         with pytest.raises(ch.ArgumentError, match=r"q: is inside a transform of torch\.func, expected"):
-            torch.func.vmap(lambda *a: call(*a, kernel))(q, k, v, dout)  # noqa: B023
+            torch.func.vmap(lambda *a: call(*a, kernel))(q, k, v, dout)  # noqa: B023  # called at once, inside the loop
     mapped = torch.func.vmap(lambda *a: call(*a, "dense"))(q, k, v, dout)
     loop = [call(*each, "dense") for each in zip(q, k, v, dout, strict=True)]
     for place, got in enumerate(mapped):

@@ -188,7 +188,7 @@ def test_causal_bias_is_seen() -> None:
         with torch.no_grad():
             seen = unchanged(Calls(lambda c, m=mask: sdpa(c(Q), c(K), c(V), m)))
         assert not seen.missed
-        want = ch.observe(Q, K, V, mask=ch.causal(align=align), received=True)  # type: ignore[arg-type]
+        want = ch.observe(Q, K, V, mask=ch.causal(align=align), received=True)
         torch.testing.assert_close(seen.calls[0].observed.received, want.received)
 
 

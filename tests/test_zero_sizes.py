@@ -66,7 +66,7 @@ def test_every_size_of_zero_works_or_is_refused_in_words(library: ArrayLibrary, 
             observed = ch.observe(
                 q, k, v, kernel=kernel, top=2, received=True, map=(2, 2), queries=[-1][:queries], weights=True, **given
             )
-            assert tuple(observed.weights.shape) == (*batch, heads, queries, keys), where  # type: ignore[union-attr]
+            assert tuple(observed.weights.shape) == (*batch, heads, queries, keys), where
             found = ch.gradients(q, k, v, dout, kernel=kernel, **given)
             assert [tuple(g.shape) for g in found] == [tuple(a.shape) for a in (q, k, v)], where
 
