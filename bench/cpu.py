@@ -269,7 +269,7 @@ def status(name: str) -> int:
 
 def small(report: Report) -> None:
     report.title("the 5 × 4 example, µs (at most 10 more than the fastest that gives the same)")
-    from clearhead.examples import EXAMPLES
+    from clearhead.textbook.examples import EXAMPLES
 
     example = EXAMPLES["cat_sat"]
     q, k, v = example.q, example.k, example.v

@@ -65,7 +65,7 @@ def pooled(weights: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
     """The mean and the largest weight of each cell, cell by cell."""
     import torch
 
-    from clearhead.grid import bins
+    from clearhead.core.grid import bins
 
     cells = [
         [weights[..., r.start : r.stop, c.start : c.stop] for c in bins(weights.shape[-1], shape[1])]
@@ -80,8 +80,8 @@ def wrong(case: tuple[Any, ...], width: int, dtype: Any, cut: Any, seed: int) ->
     """What a case gets wrong, in words."""
     import torch
 
-    from clearhead.kernels.triton.hopper.forward import forward
-    from clearhead.kernels.triton.hopper.look import look
+    from clearhead.kernels.hopper.forward import forward
+    from clearhead.kernels.hopper.second_look import look
 
     batch, heads, kv_heads, queries, keys, offset, window, softcap, size, received, map = case
     top = 8 if cut is None or cut.consumers < 4 else 0
@@ -147,7 +147,7 @@ def check(name: str, part: str) -> list[str]:
     """What one cut gets wrong, over all cases."""
     import torch
 
-    from clearhead.kernels.triton.hopper.look import LookCut
+    from clearhead.kernels.hopper.second_look import LookCut
 
     problems = []
     kind, _, third = part.partition("/")
@@ -169,7 +169,7 @@ PARTS = [(name, "some") for name in CUTS] + [
 
 def compiled() -> list[str]:
     """Registers, spilled bytes and shared memory of what was compiled."""
-    from clearhead.kernels.triton.hopper.weights import by_key
+    from clearhead.kernels.hopper.weights_kernel import by_key
 
     lines = []
     for caches in by_key.device_caches.values():
@@ -190,8 +190,8 @@ def time_all(names: list[str]) -> None:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from clearhead.kernels.triton.hopper.forward import forward
-    from clearhead.kernels.triton.hopper.look import LookCut, look
+    from clearhead.kernels.hopper.forward import forward
+    from clearhead.kernels.hopper.second_look import LookCut, look
 
     def report(name: str, column: str, call: Callable[[], Any]) -> None:
         try:

@@ -84,7 +84,7 @@ def wrong(case: tuple[Any, ...], width: int, cut: Any, entropy: bool, seed: int)
     """What a case gets wrong, in words."""
     import torch
 
-    from clearhead.kernels.triton.hopper.forward import forward
+    from clearhead.kernels.hopper.forward import forward
 
     batch, heads, kv_heads, queries, keys, offset, window, softcap, size, name = case
     dtype = getattr(torch, name)
@@ -137,8 +137,8 @@ PARTS = [(name, "bfloat16") for name in CUTS] + [
 
 def check(name: str, part: str) -> list[str]:
     """What one cut gets wrong, over all cases."""
-    from clearhead.kernels.triton.hopper.cuts import CUTS as PREFERRED
-    from clearhead.kernels.triton.hopper.cuts import Cut
+    from clearhead.kernels.hopper.schedule import CUTS as PREFERRED
+    from clearhead.kernels.hopper.schedule import Cut
 
     problems = []
     for width in (256,) if part == "D=256" else (128, 64):
@@ -159,7 +159,7 @@ def races(width: int, cut: Any) -> bool:
     """Whether repeated runs differ at a size that fills the chip, or are not what PyTorch gives."""
     import torch
 
-    from clearhead.kernels.triton.hopper.forward import forward
+    from clearhead.kernels.hopper.forward import forward
 
     q, k, v = (torch.randn((2, 16, 4096, width), device="cuda", dtype=torch.bfloat16) for _ in range(3))
     runs = [forward(q, k, v, 0.1, 0, cut=cut).output for _ in range(10)]
@@ -169,7 +169,7 @@ def races(width: int, cut: Any) -> bool:
 
 def compiled() -> list[str]:
     """Registers, spilled bytes and shared memory of what was compiled."""
-    from clearhead.kernels.triton.hopper.attend import attend
+    from clearhead.kernels.hopper.forward_kernel import attend
 
     lines = []
     for caches in attend.device_caches.values():
@@ -190,8 +190,8 @@ def time_all(names: list[str]) -> None:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from clearhead.kernels.triton.hopper.cuts import Cut
-    from clearhead.kernels.triton.hopper.forward import forward
+    from clearhead.kernels.hopper.forward import forward
+    from clearhead.kernels.hopper.schedule import Cut
 
     def report(name: str, column: str, work: float, call: Callable[[], Any]) -> None:
         try:

@@ -19,11 +19,13 @@ import torch
 from triton.testing import do_bench
 
 import clearhead as ch
-from clearhead.kernels.triton import launch, look, tuning
-from clearhead.kernels.triton.call import Call, machine
-from clearhead.kernels.triton.tuning import Blocks
-from clearhead.observe import want
-from clearhead.problem import Problem, pose
+from clearhead.core.observations import want
+from clearhead.core.problem import Problem, pose
+from clearhead.kernels.gpu import second_look as look
+from clearhead.kernels.gpu import tuning
+from clearhead.kernels.gpu.call import Call, machine
+from clearhead.kernels.gpu.tuning import Blocks
+from clearhead.kernels.triton import launch
 
 N, HEADS = 8192, 16
 

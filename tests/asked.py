@@ -124,7 +124,8 @@ def set_up(drawn: Drawn) -> Iterator[None]:
 
 def interpret(drawn: Drawn, patch: pytest.MonkeyPatch) -> None:
     """The GPU kernels in Triton's interpreter, nothing known of earlier calls; in small tiles, or with keys split."""
-    from clearhead.kernels.triton import call, launch, tuning
+    from clearhead.kernels.gpu import call, tuning
+    from clearhead.kernels.triton import launch
 
     patch.setenv("TRITON_INTERPRET", "1")
     patch.setattr(call, "_calls", call.Remembered())

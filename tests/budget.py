@@ -22,11 +22,11 @@ import numpy as np
 import row_by_row
 from cases import BY_NAME, Case
 
-from clearhead import formula
-from clearhead.dropout import Dropout
-from clearhead.grid import Grid
-from clearhead.mask import as_mask
-from clearhead.positions import as_bias
+from clearhead.core import formula
+from clearhead.core.dropout import Dropout
+from clearhead.core.grid import Grid
+from clearhead.core.mask import as_mask
+from clearhead.core.positions import as_bias
 
 HALF = ("float16", "bfloat16")
 TOP, MAP, QUERIES, LAST = 5, (4, 7), (-1, 0, 2), 6

@@ -11,9 +11,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import clearhead as ch
-from clearhead.kernels.triton import call as calls
+from clearhead.core.problem import pose
+from clearhead.kernels.gpu import call as calls
 from clearhead.kernels.triton import launch
-from clearhead.problem import pose
 
 TYPES = {torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 CASES: tuple[tuple[int, dict[str, Any]], ...] = (

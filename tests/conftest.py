@@ -43,7 +43,7 @@ import libraries  # noqa: E402, F401  # sets XLA's flags before anything imports
 @pytest.fixture
 def interpreting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The GPU kernels in Triton's interpreter, and nothing known of earlier calls."""
-    from clearhead.kernels.triton import call
+    from clearhead.kernels.gpu import call
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(call, "_calls", call.Remembered())

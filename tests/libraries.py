@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from clearhead.arrays import to_numpy
-from clearhead.mask import Where
-from clearhead.positions import Added, Relative
+from clearhead.core.arrays import to_numpy
+from clearhead.core.mask import Where
+from clearhead.core.positions import Added, Relative
 
 jax.config.update("jax_enable_x64", True)
 

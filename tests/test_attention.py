@@ -14,7 +14,7 @@ import torch
 from conformance import built
 
 import clearhead as ch
-from clearhead.choose import SMALL
+from clearhead.kernels.choose import SMALL
 from clearhead.kernels.tiled import tiled
 
 RNG = np.random.default_rng(5)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import clearhead as ch
-from clearhead.examples import EXAMPLES
+from clearhead.textbook import EXAMPLES
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

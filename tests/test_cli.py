@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import clearhead
 from clearhead.cli import app
-from clearhead.examples import EXAMPLES
+from clearhead.textbook import EXAMPLES
 
 # what the machine that runs the tests happens to have set must not decide them
 UNSET = ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TTY_COMPATIBLE", "PYTHONWARNINGS")
@@ -178,7 +178,7 @@ def test_help_is_shown(arguments: str) -> None:
 
 
 def test_import_brings_neither_rich_nor_typer() -> None:
-    heavy = "{'rich', 'typer', 'torch', 'jax', 'matplotlib', 'clearhead.doctor', 'clearhead.profiling'}"
+    heavy = "{'rich', 'typer', 'torch', 'jax', 'matplotlib', 'clearhead.doctor', 'clearhead.measure.profiling'}"
     code = f"import sys, clearhead, clearhead.textbook; print({heavy} & set(sys.modules))"
     source = str(Path(clearhead.__file__).parents[1])
     done = subprocess.run(

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import clearhead as ch
 from clearhead.cli import app
-from clearhead.spelling import MASKS, read_mask
+from clearhead.core.spelling import MASKS, read_mask
 
 RNG = np.random.default_rng(0)
 ARRAYS = {

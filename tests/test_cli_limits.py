@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import clearhead as ch
 from clearhead.cli import app
 from clearhead.cli.files import MOST_BYTES
-from clearhead.spelling import DEEPEST, LONGEST, MASKS, read_mask
+from clearhead.core.spelling import DEEPEST, LONGEST, MASKS, read_mask
 
 
 def run(*arguments: str, stdin: bytes | None = None, **env: str) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from conformance import CHECKS, INSTRUCTION_SETS, REFUSED, built
 from libraries import LIBRARIES, ArrayLibrary, numbers
 
 import clearhead as ch
-from clearhead.choose import KERNELS
+from clearhead.kernels.choose import KERNELS
 from clearhead.kernels.compiled import compiled, native
 from clearhead.kernels.tiled import tiled
 

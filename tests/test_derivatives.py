@@ -11,7 +11,7 @@ from conformance import built
 from torch.autograd import forward_ad
 
 import clearhead as ch
-from clearhead.traced import traced_attention
+from clearhead.torch_bridge.traced import traced_attention
 
 GENERATOR = torch.Generator().manual_seed(3)
 

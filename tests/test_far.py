@@ -14,9 +14,9 @@ import torch
 from libraries import LIBRARIES, ArrayLibrary, numbers
 
 import clearhead as ch
-from clearhead.grid import Grid
+from clearhead.core.grid import Grid
+from clearhead.core.positions import buckets, distances
 from clearhead.nn.places import buckets as torch_buckets
-from clearhead.positions import buckets, distances
 
 B, H, T, S, D = 3, 2, 5, 11, 4
 # more digits than Python prints

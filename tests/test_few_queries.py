@@ -11,8 +11,8 @@ from conformance import built
 from libraries import numbers
 
 import clearhead as ch
+from clearhead.core.mask import Mask
 from clearhead.kernels.compiled import compiled
-from clearhead.mask import Mask
 
 pytestmark = built
 KEYS = 65_536

@@ -7,8 +7,8 @@ import pytest
 import row_by_row
 import torch
 
-from clearhead import formula
-from clearhead.formula import attention_loops
+from clearhead.core import formula
+from clearhead.core.formula import attention_loops
 
 RNG = np.random.default_rng(7)
 Q, K, V = RNG.standard_normal((19, 13)), RNG.standard_normal((23, 13)), RNG.standard_normal((23, 11))

@@ -137,7 +137,7 @@ WORKING = (torch.float64, torch.float32)
 @contextmanager
 def counted() -> Iterator[mock.Mock]:
     """Hopper's own forward, which tells whether it was called."""
-    from clearhead.kernels.triton.hopper import forward as module
+    from clearhead.kernels.hopper import forward as module
 
     with mock.patch.object(module, "forward", wraps=module.forward) as taken:
         yield taken
@@ -200,7 +200,7 @@ def main() -> int:
     if given.processes > 1 and given.part is None:
         shares = [subprocess.Popen([sys.executable, *sys.argv, "--part", str(part)]) for part in range(given.processes)]
         return max([share.wait() for share in shares])
-    from clearhead.kernels.triton import tuning
+    from clearhead.kernels.gpu import tuning
 
     tuning.PRECISION = given.precision
     chosen = {

@@ -34,7 +34,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
 def test_gradients_are_added_up_in_no_order_only_where_they_may_be() -> None:
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("only Hopper has a kernel that adds up gradients in no order")
-    from clearhead.kernels.triton.hopper import gradients as module
+    from clearhead.kernels.hopper import backward as module
 
     q, k, v, dout = torch.randn((4, 1, 2, 300, 128), device="cuda", dtype=torch.bfloat16).unbind(0)
     with mock.patch.object(module, "gradients", wraps=module.gradients) as taken:
@@ -80,7 +80,7 @@ def test_few_queries_over_many_keys() -> None:
 
 def test_heads_side_by_side() -> None:
     """More causal heads than are worked on at a time, in several rounds, with a last group that is smaller."""
-    from clearhead.kernels.triton.hopper import cuts
+    from clearhead.kernels.hopper import schedule as cuts
 
     for width, waves, heads in product((64, 128), (1, 4), (40, 44)):
         q = torch.randn((2, heads, 1100, width), device="cuda", dtype=torch.bfloat16)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.grid import Grid, blocks
+from clearhead.core.grid import Grid, blocks
 
 IDS = [0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
 

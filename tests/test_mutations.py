@@ -12,7 +12,7 @@ from cases import CASES
 from conformance import whole
 from libraries import LIBRARIES
 
-from clearhead import formula
+from clearhead.core import formula
 from clearhead.kernels.dense import Dense
 
 NUMPY = LIBRARIES[0]

@@ -13,7 +13,15 @@ from budget import within
 from torch import nn
 
 import clearhead as ch
-from clearhead.nn import GPT, DifferentialAttention, FeedForward, GPTConfig, KVCache, LatentAttention, TransformerBlock
+from clearhead.nn import (
+    GPT,
+    DifferentialAttention,
+    FeedForward,
+    GPTConfig,
+    KVCache,
+    LatentAttention,
+    TransformerBlock,
+)
 from clearhead.nn.gpt import sample
 
 TEXT = "attention is all you need, and every head looks where it likes. " * 2

@@ -13,10 +13,10 @@ from budget import within
 from torch import nn
 
 import clearhead as ch
+from clearhead.core.positions import buckets as reference_buckets
 from clearhead.nn import MultiHeadAttention, ScaledDotProductAttention
 from clearhead.nn.places import buckets
-from clearhead.nn.rotary import Turn
-from clearhead.positions import buckets as reference_buckets
+from clearhead.nn.rotation import Turn
 
 
 def pair(seed: int = 0, **options: Any) -> tuple[nn.MultiheadAttention, MultiHeadAttention]:

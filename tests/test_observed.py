@@ -13,7 +13,7 @@ import torch
 from libraries import LIBRARIES, ArrayLibrary, numbers
 
 import clearhead as ch
-from clearhead.arrays import is_array, to_numpy
+from clearhead.core.arrays import is_array, to_numpy
 
 B, H, T, S, D = 2, 3, 5, 7, 4
 

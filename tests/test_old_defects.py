@@ -19,8 +19,8 @@ from fuzz import hold
 from test_fuzz import SEEDS
 
 import clearhead as ch
-from clearhead.mask import Both, Either, Not
-from clearhead.masks import Band
+from clearhead.core.mask import Both, Either, Not
+from clearhead.core.masks import Band
 
 Arrays = tuple[Any, ...]
 Options = dict[str, Any]

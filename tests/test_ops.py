@@ -18,11 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import clearhead as ch
-from clearhead import ops, traced
-from clearhead.grid import Grid
-from clearhead.mask import as_mask
-from clearhead.positions import as_bias
-from clearhead.wire import pack_bias, pack_mask, unpack_bias, unpack_mask
+from clearhead.core.grid import Grid
+from clearhead.core.mask import as_mask
+from clearhead.core.positions import as_bias
+from clearhead.torch_bridge import ops, traced
+from clearhead.torch_bridge.wire import pack_bias, pack_mask, unpack_bias, unpack_mask
 
 TORCH = next(library for library in LIBRARIES if library.name == "torch")
 GENERATOR = torch.Generator().manual_seed(3)

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import clearhead as ch
 from clearhead.cli import app
-from clearhead.examples import EXAMPLES
-from clearhead.profiling import Measured, Point, Profile
+from clearhead.measure.profiling import Measured, Point, Profile
+from clearhead.textbook import EXAMPLES
 
 PICTURES = Path(__file__).parent / "pictures"
 CAT, IT = EXAMPLES["cat_sat"], EXAMPLES["it_animal"]

@@ -9,7 +9,7 @@ import pytest
 from libraries import LIBRARIES, ArrayLibrary, numbers
 
 import clearhead as ch
-from clearhead.grid import Grid
+from clearhead.core.grid import Grid
 
 RNG = np.random.default_rng(3)
 LAYOUTS = ["half", "interleaved"]

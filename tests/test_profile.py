@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import clearhead as ch
-from clearhead.costs import PUBLISHED, Configuration, cost
-from clearhead.formula import attention_loops
-from clearhead.profiling import Fit, fit
-from clearhead.scales import jacobian_norm
+from clearhead.core.formula import attention_loops
+from clearhead.measure.costs import PUBLISHED, Configuration, cost
+from clearhead.measure.profiling import Fit, fit
+from clearhead.measure.scales import jacobian_norm
 
 
 def test_cost_of_both_products_is_that_of_plan_and_of_the_loops() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from interpreted import INSTALLED
 
 import clearhead as ch
-from clearhead.grid import Grid
+from clearhead.core.grid import Grid
 
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
 
@@ -47,7 +47,7 @@ def pairs(starts: np.ndarray, stops: np.ndarray, keys: int = KEYS) -> np.ndarray
 
 @pytest.mark.parametrize("name", ONE)
 def test_a_run_is_what_the_mask_says(name: str) -> None:
-    from clearhead.kernels.triton.rows import runs
+    from clearhead.kernels.gpu.key_ranges import runs
 
     found = runs(ONE[name], GRID)
     assert found is not None
@@ -56,7 +56,7 @@ def test_a_run_is_what_the_mask_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_more_than_one_run_is_none(name: str) -> None:
-    from clearhead.kernels.triton.rows import runs
+    from clearhead.kernels.gpu.key_ranges import runs
 
     assert runs(SEVERAL[name], GRID) is None
 
@@ -80,7 +80,7 @@ MASKS = st.recursive(
 @given(MASKS)
 @settings(deadline=None, max_examples=100)
 def test_composed_masks_keep_their_meaning(mask: ch.Mask) -> None:
-    from clearhead.kernels.triton.rows import runs
+    from clearhead.kernels.gpu.key_ranges import runs
 
     found = runs(mask, GRID)
     if found is not None:
@@ -92,8 +92,8 @@ def test_blocks_and_tiles_cover_what_is_seen(name: str) -> None:
     """Every block is in the table once; outside its tiles nothing is seen, in the full ones everything."""
     import torch
 
-    from clearhead.kernels.triton.hopper.cuts import Cut, spans_of
-    from clearhead.kernels.triton.rows import runs
+    from clearhead.kernels.gpu.key_ranges import runs
+    from clearhead.kernels.hopper.schedule import Cut, spans_of
 
     found = runs(ONE[name], GRID)
     assert found is not None
@@ -125,7 +125,7 @@ try:
     from triton.experimental.gluon.language.nvidia import hopper
 except ImportError:
     sys.exit(77)
-from clearhead.kernels.triton.hopper import ring
+from clearhead.kernels.hopper import pipeline as ring
 
 
 class Number(int):

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.arrays import to_numpy
-from clearhead.examples import EXAMPLES
+from clearhead.core.arrays import to_numpy
+from clearhead.explain.tokens import position_of
 from clearhead.textbook import (
+    EXAMPLES,
     MultiHeadAttention,
     ScaledDotProductAttention,
     attention_loops,
     create_causal_mask,
     create_padding_mask,
-    position_of,
     scaled_dot_product_attention,
 )
 

@@ -12,9 +12,9 @@ import torch
 from conformance import built
 
 import clearhead as ch
-from clearhead import threads as module
 from clearhead.kernels import compiled
-from clearhead.threads import MOST, quota, threads
+from clearhead.kernels import threads as module
+from clearhead.kernels.threads import MOST, quota, threads
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,10 @@ import torch
 from rich.console import Console
 
 import clearhead as ch
-from clearhead.arrays import to_numpy
-from clearhead.examples import EXAMPLES
-from clearhead.formula import attention_loops
-from clearhead.render.page import figure, vector
+from clearhead.core.arrays import to_numpy
+from clearhead.core.formula import attention_loops
+from clearhead.explain.render.page import figure, vector
+from clearhead.textbook import EXAMPLES
 
 CAT = EXAMPLES["cat_sat"]
 

@@ -93,7 +93,8 @@ SMALL = {
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny tiles, and no splitting of keys, which few queries would otherwise have."""
-    from clearhead.kernels.triton import launch, tuning
+    from clearhead.kernels.gpu import tuning
+    from clearhead.kernels.triton import launch
 
     monkeypatch.setattr(launch, "FEW", 0)
     monkeypatch.setattr(tuning, "FIXED", {kernel: tuning.Blocks(*size) for kernel, size in SMALL.items()})
@@ -123,7 +124,8 @@ def test_the_kernels_conform(what: str, case: Case) -> None:
     ],
 )
 def test_few_queries_conform_with_keys_split(what: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clearhead.kernels.triton import launch, tuning
+    from clearhead.kernels.gpu import tuning
+    from clearhead.kernels.triton import launch
 
     monkeypatch.setattr(launch, "TILES", 1)
     monkeypatch.setattr(tuning, "FIXED", {"decode": tuning.Blocks(16, 16)})
@@ -180,7 +182,7 @@ def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_measured_blocks_are_kept_in_a_file(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clearhead.kernels.triton import tuning
+    from clearhead.kernels.gpu import tuning
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tuning.measured.cache_clear()
@@ -199,9 +201,9 @@ def test_measured_blocks_are_kept_in_a_file(tmp_path: object, monkeypatch: pytes
 @pytest.mark.usefixtures("tiny")
 def test_outputs_marked_as_not_finite_are_computed_anew(mask: ch.Mask) -> None:
     """As after Hopper's own kernel; what is not marked stays as it is."""
+    from clearhead.core.problem import pose
+    from clearhead.kernels.gpu.call import Call
     from clearhead.kernels.triton import launch
-    from clearhead.kernels.triton.call import Call
-    from clearhead.problem import pose
 
     q, k, v = (torch.randn(2, 3, n, 16).half() for n in (37, 41, 41))
     call = Call.of(pose(q, k, v, mask=mask).to_be_differentiated())

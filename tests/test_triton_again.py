@@ -22,7 +22,7 @@ def arrays(keys: int = KEYS) -> list[torch.Tensor]:
 
 
 def remembered() -> Any:
-    from clearhead.kernels.triton import call
+    from clearhead.kernels.gpu import call
 
     return call._calls.known
 
@@ -76,7 +76,7 @@ def test_an_array_as_mask_or_bias_is_never_remembered() -> None:
 
 
 def test_calls_of_one_kind_are_prepared_once_and_others_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    from clearhead.kernels.triton import call
+    from clearhead.kernels.gpu import call
 
     prepared = []
     original = call.Call.__init__
@@ -117,8 +117,8 @@ def test_neither_tensors_nor_masks_are_kept_alive() -> None:
 
 
 def test_only_the_last_kinds_are_remembered() -> None:
-    from clearhead.kernels.triton.kinds import MOST, Kind, Remembered
-    from clearhead.problem import pose
+    from clearhead.core.problem import pose
+    from clearhead.kernels.gpu.cache_key import MOST, Kind, Remembered
 
     known = Remembered()
     q, k, v = arrays(8)
@@ -132,7 +132,7 @@ def test_only_the_last_kinds_are_remembered() -> None:
 
 
 def test_room_is_what_torch_empty_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    from clearhead.kernels.triton import room
+    from clearhead.kernels.gpu import allocate as room
 
     for shape in ((2, 3, 5), (0, 4), (1,), torch.Size((3, 1, 2)), ()):
         plain = torch.empty(shape, dtype=torch.bfloat16)
@@ -144,7 +144,7 @@ def test_room_is_what_torch_empty_gives(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_one_name_is_one_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under one name a kernel is launched as it was compiled first: calls that need another one have another name."""
-    from clearhead.kernels.triton.launches import Launches
+    from clearhead.kernels.gpu.launcher import Launches
 
     known: dict[Any, Any] = {}
     launched = Launches.__call__
@@ -173,7 +173,7 @@ def test_one_name_is_one_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_map_that_is_made_in_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from clearhead.kernels.triton import look
+    from clearhead.kernels.gpu import second_look as look
 
     q, k, v = torch.randn((3, 1, 7, 40, 16)).unbind(0)
     monkeypatch.setattr(look, "STRIPS", 3 * 5 * 40)  # of three heads at a time

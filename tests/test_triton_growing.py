@@ -12,7 +12,7 @@ import torch
 from interpreted import MARKS
 
 import clearhead as ch
-from clearhead.problem import pose
+from clearhead.core.problem import pose
 
 pytestmark = MARKS
 MASKS = {
@@ -31,7 +31,7 @@ STRIDES = [
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The problems that something was prepared for from the beginning."""
-    from clearhead.kernels.triton import call
+    from clearhead.kernels.gpu import call
 
     problems: list[Any] = []
     original = call.Call.__init__
@@ -66,7 +66,7 @@ def test_prompts_of_any_length_are_prepared_for_once(mask: Any, prepared: list[A
 
 
 def test_what_is_taken_over_is_what_would_be_prepared() -> None:
-    from clearhead.kernels.triton import call
+    from clearhead.kernels.gpu import call
 
     def problems() -> Any:
         buffer = torch.zeros(300_000, dtype=torch.float16)
@@ -96,7 +96,7 @@ def test_what_is_taken_over_is_what_would_be_prepared() -> None:
 
 
 def test_what_has_more_to_it_than_numbers_is_of_no_family() -> None:
-    from clearhead.kernels.triton.kinds import Kind
+    from clearhead.kernels.gpu.cache_key import Kind
 
     q, k, v = torch.randn((3, 1, 2, 4, 16))
     for options in (
@@ -193,7 +193,7 @@ def all_kinds_of_arguments() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
 def test_whatever_triton_tells_apart_is_told_apart() -> None:
     from triton.runtime.jit import compute_cache_key
 
-    from clearhead.kernels.triton.launches import variants_of
+    from clearhead.kernels.gpu.launcher import variants_of
 
     kernel = kernel_of()
     binder = kernel.device_caches[3][4]
@@ -214,7 +214,7 @@ def test_a_kernel_is_found_once_and_then_run(monkeypatch: pytest.MonkeyPatch) ->
     from triton import knobs
     from triton.runtime import driver
 
-    from clearhead.kernels.triton import launches
+    from clearhead.kernels.gpu import launcher as launches
 
     monkeypatch.setattr(driver, "_active", Driver())
     monkeypatch.setattr(launches, "DIRECT", True)
@@ -243,7 +243,7 @@ def test_a_kernel_is_found_once_and_then_run(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_another_triton_is_asked_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from clearhead.kernels.triton import launches
+    from clearhead.kernels.gpu import launcher as launches
 
     monkeypatch.setattr(launches, "DIRECT", False)
     kernel, launch = kernel_of(), launches.Launches()
@@ -254,7 +254,7 @@ def test_another_triton_is_asked_every_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_kernel_whose_constants_come_first_is_launched_the_ordinary_way() -> None:
-    from clearhead.kernels.triton.launches import constants_last
+    from clearhead.kernels.gpu.launcher import constants_last
 
     class Parameter(NamedTuple):
         is_constexpr: bool

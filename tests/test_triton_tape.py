@@ -20,14 +20,14 @@ DOCUMENTS = ch.documents(np.arange(18) // 7)
 
 
 def forget() -> None:
-    from clearhead.kernels.triton import call
+    from clearhead.kernels.gpu import call
 
     call._calls, call._families = call.Remembered(), call.Latest()
 
 
 def tapes() -> list[Any]:
     """What is known of calls, by what they did: a tape, or how often it was tried to make one."""
-    from clearhead.kernels.triton import call
+    from clearhead.kernels.gpu import call
 
     return [tape for _, last in call._calls.known.values() for tape in last["tapes"].values()]
 
@@ -141,8 +141,8 @@ class Description:
 
 
 def test_a_compiled_kernel_is_launched_with_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    from clearhead.kernels.triton import tape as module
-    from clearhead.kernels.triton.launches import Launches, Ready
+    from clearhead.kernels.gpu import replay as module
+    from clearhead.kernels.gpu.launcher import Launches, Ready
 
     fake = Driver()
     monkeypatch.setattr(module, "driver", SimpleNamespace(active=fake))
@@ -186,8 +186,8 @@ def test_a_compiled_kernel_is_launched_with_addresses(monkeypatch: pytest.Monkey
 
 
 def test_a_part_of_nothing_does_not_keep_the_whole() -> None:
-    from clearhead.kernels.triton import tape as module
-    from clearhead.kernels.triton.launches import Launches
+    from clearhead.kernels.gpu import replay as module
+    from clearhead.kernels.gpu.launcher import Launches
 
     recorder = module.Recorder(Launches(), ())
     output = recorder.room((8,), torch.float32, torch.device("cpu"))
@@ -197,8 +197,8 @@ def test_a_part_of_nothing_does_not_keep_the_whole() -> None:
 
 
 def test_tapes_are_bounded() -> None:
-    from clearhead.kernels.triton import call as module
-    from clearhead.problem import pose
+    from clearhead.core.problem import pose
+    from clearhead.kernels.gpu import call as module
 
     call = module.Call(pose(*torch.randn((3, *SHAPE)).unbind(0)))
     for n in range(3 * module.MOST):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import clearhead as ch
+from clearhead.core.problem import pose
 from clearhead.kernels import vendor as module
 from clearhead.kernels.vendor import Vendor
-from clearhead.problem import pose
 
 TIMES = {"cudnn": 2.0, "flash": 3.0, "efficient": 1.0}
 

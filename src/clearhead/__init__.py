@@ -3,21 +3,23 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from clearhead.attention import attention, gradients, observe
-from clearhead.dropout import Dropout
-from clearhead.errors import ArgumentError, KernelRefused
-from clearhead.mask import Mask
-from clearhead.masks import causal, documents, global_tokens, lengths, prefix, random_blocks, where, window
-from clearhead.observe import Observed
-from clearhead.partial import Partial, merge
-from clearhead.plan import Plan, plan
-from clearhead.positions import Linear, Yarn, alibi, relative_bias, rotary, sinusoidal
-from clearhead.threads import set_threads
-from clearhead.trace import Trace, trace
+from clearhead.calls import attention, gradients, observe
+from clearhead.core.dropout import Dropout
+from clearhead.core.errors import ArgumentError, KernelRefused
+from clearhead.core.mask import Mask
+from clearhead.core.masks import causal, documents, global_tokens, lengths, prefix, random_blocks, where, window
+from clearhead.core.observations import Observed
+from clearhead.core.partial import Partial, merge
+from clearhead.core.positions import Linear, Yarn, alibi, relative_bias, rotary, sinusoidal
+from clearhead.explain.tracing import Trace, trace
+from clearhead.kernels.threads import set_threads
+from clearhead.measure.plans import Plan, plan
 
 if TYPE_CHECKING:
     from clearhead import nn as nn
     from clearhead.doctor import Report, check
+    from clearhead.measure.profiling import Profile, profile
+    from clearhead.measure.scales import Scaling, scaling
     from clearhead.plots import (
         plot_attention,
         plot_bias,
@@ -28,10 +30,8 @@ if TYPE_CHECKING:
         plot_profile,
         plot_scaling,
     )
-    from clearhead.profiling import Profile, profile
-    from clearhead.scales import Scaling, scaling
+    from clearhead.watching.opening import watch
     from clearhead.watching.seen import Call, Seen
-    from clearhead.watching.watch import watch
     from clearhead.watching.words import merge_subwords
 
 __version__ = "0.1.0"
@@ -89,9 +89,9 @@ __all__ = [
 # What is looked at after the fact is imported when it is first asked for, so that `import clearhead` stays light
 _LATER = {
     "Call": "clearhead.watching.seen",
-    "Profile": "clearhead.profiling",
+    "Profile": "clearhead.measure.profiling",
     "Report": "clearhead.doctor",
-    "Scaling": "clearhead.scales",
+    "Scaling": "clearhead.measure.scales",
     "Seen": "clearhead.watching.seen",
     "check": "clearhead.doctor",
     "merge_subwords": "clearhead.watching.words",
@@ -103,9 +103,9 @@ _LATER = {
     "plot_mask": "clearhead.plots",
     "plot_profile": "clearhead.plots",
     "plot_scaling": "clearhead.plots",
-    "profile": "clearhead.profiling",
-    "scaling": "clearhead.scales",
-    "watch": "clearhead.watching.watch",
+    "profile": "clearhead.measure.profiling",
+    "scaling": "clearhead.measure.scales",
+    "watch": "clearhead.watching.opening",
 }
 
 

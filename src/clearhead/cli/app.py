@@ -13,8 +13,26 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from clearhead.cli import check, explain, plan, plot, profile, scaling, watch
-from clearhead.errors import ArgumentError, KernelRefused
+from clearhead.cli import (
+    checks as check,
+)
+from clearhead.cli import (
+    explain,
+    plot,
+)
+from clearhead.cli import (
+    plans as plan,
+)
+from clearhead.cli import (
+    profiles as profile,
+)
+from clearhead.cli import (
+    scalings as scaling,
+)
+from clearhead.cli import (
+    watches as watch,
+)
+from clearhead.core.errors import ArgumentError, KernelRefused
 
 # Every mistake on the command line is one of these, wherever the installed typer keeps its classes
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]

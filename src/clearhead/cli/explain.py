@@ -12,10 +12,10 @@ from rich.console import Console, Group
 
 from clearhead.cli import inputs, keypress
 from clearhead.cli.overview import NARROWEST, SMALL, overview
-from clearhead.errors import ArgumentError
-from clearhead.render.terminal import printed, show
-from clearhead.tokens import names_for
-from clearhead.trace import Trace, trace
+from clearhead.core.errors import ArgumentError
+from clearhead.explain.render.terminal import printed, show
+from clearhead.explain.tokens import names_for
+from clearhead.explain.tracing import Trace, trace
 
 
 def explain(

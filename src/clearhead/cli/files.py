@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from clearhead.errors import ArgumentError
+from clearhead.core.errors import ArgumentError
 
 NAMES = {"q": ("q", "Q", "query", "queries"), "k": ("k", "K", "key", "keys"), "v": ("v", "V", "value", "values")}
 # What is read into memory unless CLEARHEAD_MAX_BYTES says otherwise: a few megabytes of zeros unpack to gigabytes

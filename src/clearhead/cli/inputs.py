@@ -12,12 +12,12 @@ import numpy as np
 import typer
 
 from clearhead.cli import files
-from clearhead.errors import ArgumentError
-from clearhead.examples import EXAMPLES, Example
-from clearhead.mask import Mask
-from clearhead.masks import causal
-from clearhead.spelling import read_mask
-from clearhead.tokens import names_for, position_of
+from clearhead.core.errors import ArgumentError
+from clearhead.core.mask import Mask
+from clearhead.core.masks import causal
+from clearhead.core.spelling import read_mask
+from clearhead.explain.tokens import names_for, position_of
+from clearhead.textbook.examples import EXAMPLES, Example
 
 # random:T,S,D is for looking, not for benchmarks
 MOST_NUMBERS = 2**26

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from clearhead.render.page import vector
-from clearhead.render.terminal import visible
-from clearhead.trace import Trace
+from clearhead.explain.render.page import vector
+from clearhead.explain.render.terminal import visible
+from clearhead.explain.tracing import Trace
 
 STYLES = {"multiply-add": "", "exponential": "cyan", "division": "cyan", "mask": "dim", "maximum": "yellow"}
 

@@ -16,13 +16,13 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from clearhead.attention import observe
-from clearhead.examples import Example
-from clearhead.mask import Mask
-from clearhead.render.page import given
-from clearhead.render.terminal import visible
-from clearhead.textbook import ScaledDotProductAttention
-from clearhead.tokens import bar
+from clearhead.calls import observe
+from clearhead.core.mask import Mask
+from clearhead.explain.render.page import given
+from clearhead.explain.render.terminal import visible
+from clearhead.explain.tokens import bar
+from clearhead.textbook.examples import Example
+from clearhead.textbook.names import ScaledDotProductAttention
 
 # A whole call is shown up to this many queries, keys and features
 SMALL = 8

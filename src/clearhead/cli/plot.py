@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from clearhead.attention import observe
+from clearhead.calls import observe
 from clearhead.cli import inputs
-from clearhead.cli.profile import measured
-from clearhead.errors import ArgumentError
-from clearhead.scales import scaling
-from clearhead.tokens import names_for
+from clearhead.cli.profiles import measured
+from clearhead.core.errors import ArgumentError
+from clearhead.explain.tokens import names_for
+from clearhead.measure.scales import scaling
 
 FORMATS = (".png", ".svg")
 # A map with more cells than this is pooled

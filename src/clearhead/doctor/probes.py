@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from clearhead.formula import score
+from clearhead.core.formula import score
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import is_array, to_numpy
+from clearhead.core.arrays import is_array, to_numpy
 
 HEADS = ("num_heads", "n_heads", "n_head", "nhead", "heads", "num_attention_heads", "h", "nheads")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.doctor.mistakes import Mistake
-from clearhead.render.page import figure, given
+from clearhead.explain.render.page import figure, given
 
 MARKS = {"passed": "✓", "failed": "✗", "noted": "!", "skipped": "–"}
 STYLES = {"passed": "green", "failed": "bold red", "noted": "yellow", "skipped": "dim"}

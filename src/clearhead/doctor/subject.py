@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import Library, dtype_name, is_array, to_numpy
+from clearhead.core.arrays import Library, dtype_name, is_array, to_numpy
+from clearhead.core.errors import ArgumentError
 from clearhead.doctor.forms import Form, Module
 from clearhead.doctor.probes import Probe
 from clearhead.doctor.projections import HEADS
-from clearhead.errors import ArgumentError
 
 LIBRARIES = ("numpy", "torch", "jax")
 MASK = re.compile(r"mask|bias$", re.IGNORECASE)

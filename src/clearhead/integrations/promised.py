@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from clearhead.errors import ArgumentError
+from clearhead.core.errors import ArgumentError
 
 ATTENDS = re.compile(r"(?i)attention|attn")
 # what a tensor is, which is known before it is made; all else that is asked of it has it made

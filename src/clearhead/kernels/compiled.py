@@ -10,17 +10,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from clearhead.arrays import Array, dtype_name, is_torch, settled, summed_like, to_numpy
-from clearhead.errors import ArgumentError
-from clearhead.formula import Gradients
-from clearhead.grid import bins, by_batch
+from clearhead.core.arrays import Array, dtype_name, is_torch, settled, summed_like, to_numpy
+from clearhead.core.errors import ArgumentError
+from clearhead.core.formula import Gradients
+from clearhead.core.grid import bins, by_batch
+from clearhead.core.mask import Both, Either, Mask, Not, Where
+from clearhead.core.masks import Band, Before, Documents, GlobalTokens, RandomBlocks
+from clearhead.core.observations import Map, Observed, Rows, Top, Want
+from clearhead.core.positions import Added, Alibi, Bias, Relative, distances
+from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
-from clearhead.mask import Both, Either, Mask, Not, Where
-from clearhead.masks import Band, Before, Documents, GlobalTokens, RandomBlocks
-from clearhead.observe import Map, Observed, Rows, Top, Want
-from clearhead.positions import Added, Alibi, Bias, Relative, distances
-from clearhead.problem import Problem
-from clearhead.threads import threads
+from clearhead.kernels.threads import threads
 
 NOT_BUILT = ""
 try:

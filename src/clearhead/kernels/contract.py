@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from clearhead.arrays import Array
-from clearhead.formula import Gradients
-from clearhead.observe import Observed
-from clearhead.problem import Problem
+from clearhead.core.arrays import Array
+from clearhead.core.formula import Gradients
+from clearhead.core.observations import Observed
+from clearhead.core.problem import Problem
 
 
 class Ran(NamedTuple):

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from clearhead import formula
-from clearhead.arrays import Array
-from clearhead.collect import Gathered, Sizes
-from clearhead.formula import Gradients
+from clearhead.core import formula
+from clearhead.core.arrays import Array
+from clearhead.core.formula import Gradients
+from clearhead.core.observations import Observed
+from clearhead.core.positions import Relative
+from clearhead.core.problem import Problem
+from clearhead.kernels.collect import Gathered, Sizes
 from clearhead.kernels.contract import Ran
-from clearhead.observe import Observed
-from clearhead.positions import Relative
-from clearhead.problem import Problem
 
 # Scores up to which NumPy's own steps are faster than any kernel's preparation (`make bench-cpu`).
 SMALL_NUMPY = 4096

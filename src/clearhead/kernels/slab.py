@@ -13,10 +13,10 @@ from typing import NamedTuple
 import array_api_compat
 import numpy as np
 
-from clearhead import formula
-from clearhead.arrays import Array
-from clearhead.mask import decided
-from clearhead.problem import Problem
+from clearhead.core import formula
+from clearhead.core.arrays import Array
+from clearhead.core.mask import decided
+from clearhead.core.problem import Problem
 
 
 class Tile(NamedTuple):

@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from clearhead.arrays import Array
-from clearhead.collect import Gathered, Sizes
-from clearhead.formula import Gradients, allowed_only, mix, share_of
-from clearhead.grid import blocks
+from clearhead.core.arrays import Array
+from clearhead.core.formula import Gradients, allowed_only, mix, share_of
+from clearhead.core.grid import blocks
+from clearhead.core.observations import Map, Observed, Rows, Top
+from clearhead.core.partial import Sums
+from clearhead.core.problem import Problem
+from clearhead.kernels.collect import Gathered, Sizes
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.slab import Slab, Tile, slabs
-from clearhead.observe import Map, Observed, Rows, Top
-from clearhead.partial import Sums
-from clearhead.problem import Problem
 
 
 class Tiled:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
-from clearhead.arrays import Array, dtype_name, made, summed_like, to_numpy
-from clearhead.errors import KernelRefused
-from clearhead.formula import Gradients
+from clearhead.core.arrays import Array, dtype_name, made, summed_like, to_numpy
+from clearhead.core.errors import KernelRefused
+from clearhead.core.formula import Gradients
+from clearhead.core.mask import Mask
+from clearhead.core.masks import Band
+from clearhead.core.observations import Observed
+from clearhead.core.problem import Problem, default_scale
 from clearhead.kernels.contract import Ran
-from clearhead.mask import Mask
-from clearhead.masks import Band
-from clearhead.observe import Observed
-from clearhead.problem import Problem, default_scale
 
 TYPES = ("float16", "bfloat16")
 # in the order that they are taken without measuring; by name, as PyTorch's checks are

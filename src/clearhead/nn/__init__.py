@@ -11,7 +11,6 @@ except ImportError as missing:
         "clearhead.nn needs PyTorch, which is not installed: pip install 'clearhead[torch]'", name="torch"
     ) from missing
 
-from clearhead import traced as _traced
 from clearhead.nn import functional
 from clearhead.nn.block import FeedForward, TransformerBlock
 from clearhead.nn.cache import KVCache
@@ -20,6 +19,7 @@ from clearhead.nn.gpt import GPT, GPTConfig
 from clearhead.nn.latent import LatentAttention
 from clearhead.nn.multihead import MultiHeadAttention
 from clearhead.nn.single import ScaledDotProductAttention
+from clearhead.torch_bridge import traced as _traced
 
 __all__ = [
     "GPT",

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.attention import attention
-from clearhead.attention import observe as observed
-from clearhead.errors import ArgumentError
-from clearhead.observe import Observed
+from clearhead.calls import attention
+from clearhead.calls import observe as observed
+from clearhead.core.errors import ArgumentError
+from clearhead.core.observations import Observed
 
 
 def draw() -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.errors import ArgumentError
+from clearhead.core.errors import ArgumentError
 from clearhead.nn.attend import probability, size
 from clearhead.nn.cache import KVCache, all_or_nothing
 from clearhead.nn.multihead import MultiHeadAttention

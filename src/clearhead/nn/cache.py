@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from clearhead.errors import ArgumentError
+from clearhead.core.errors import ArgumentError
 from clearhead.nn.attend import size
 from clearhead.nn.places import Held, numbers
 

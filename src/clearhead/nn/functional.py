@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clearhead.admit import admit
-from clearhead.attention import attention
-from clearhead.errors import ArgumentError
-from clearhead.grid import broadcast, fits
-from clearhead.mask import Mask
-from clearhead.masks import causal, of_pytorch
+from clearhead.calls import attention
+from clearhead.core.admit import admit
+from clearhead.core.errors import ArgumentError
+from clearhead.core.grid import broadcast, fits
+from clearhead.core.mask import Mask
+from clearhead.core.masks import causal, of_pytorch
 from clearhead.nn.attend import draw
 
 

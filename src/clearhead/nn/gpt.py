@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.errors import ArgumentError
+from clearhead.core.errors import ArgumentError
+from clearhead.core.positions import Bias, Rotary, rotary
 from clearhead.nn.attend import size
 from clearhead.nn.block import TransformerBlock
 from clearhead.nn.cache import KVCache, all_or_nothing, begun, whole
 from clearhead.nn.places import query_places
-from clearhead.positions import Bias, Rotary, rotary
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.errors import ArgumentError
+from clearhead.core.errors import ArgumentError
+from clearhead.core.positions import Rotary, rotary
 from clearhead.nn.attend import attend, check_sequence, probability, size
 from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by
 from clearhead.nn.places import query_places, visible
-from clearhead.nn.rotary import Turn
-from clearhead.positions import Rotary, rotary
+from clearhead.nn.rotation import Turn
 
 
 class LatentAttention(nn.Module):

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.errors import ArgumentError
-from clearhead.mask import Mask
+from clearhead.core.errors import ArgumentError
+from clearhead.core.mask import Mask
+from clearhead.core.positions import Alibi, Bias, Relative, Rotary, alibi, relative_bias
 from clearhead.nn.attend import attend, grouped, probability, size
 from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by
 from clearhead.nn.places import Held, query_places, visible
-from clearhead.nn.rotary import Turn
-from clearhead.positions import Alibi, Bias, Relative, Rotary, alibi, relative_bias
+from clearhead.nn.rotation import Turn
 
 
 class MultiHeadAttention(nn.Module):

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.errors import ArgumentError
-from clearhead.grid import Alignment, whole_numbers
-from clearhead.mask import Both, Either, Mask, Not, as_mask
-from clearhead.masks import Band, Documents, GlobalTokens, RandomBlocks, causal, lengths, where, window
-from clearhead.positions import Alibi, Bias, Relative, alibi, relative_bias
+from clearhead.core.errors import ArgumentError
+from clearhead.core.grid import Alignment, whole_numbers
+from clearhead.core.mask import Both, Either, Mask, Not, as_mask
+from clearhead.core.masks import Band, Documents, GlobalTokens, RandomBlocks, causal, lengths, where, window
+from clearhead.core.positions import Alibi, Bias, Relative, alibi, relative_bias
 
 
 class Held(NamedTuple):
@@ -78,7 +78,7 @@ def numbers(values: Sequence[int], like: Tensor) -> Tensor:
 
 
 def buckets(distance: Tensor, count: int, bidirectional: bool, most: int) -> Tensor:
-    """The T5 bucket of each key-minus-query distance, as `clearhead.positions.buckets` has it.
+    """The T5 bucket of each key-minus-query distance, as `clearhead.core.positions.buckets` has it.
 
     >>> buckets(torch.tensor([-200, -9, -1, 0, 1, 9, 200]), 32, True, 128).tolist()
     [15, 8, 1, 0, 17, 24, 31]

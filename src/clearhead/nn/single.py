@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead.errors import ArgumentError
-from clearhead.mask import Mask
+from clearhead.core.errors import ArgumentError
+from clearhead.core.mask import Mask
+from clearhead.core.positions import Bias
 from clearhead.nn.attend import attend, probability, size
-from clearhead.positions import Bias
 
 
 class ScaledDotProductAttention(nn.Module):

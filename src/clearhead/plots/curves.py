@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.errors import ArgumentError
+from clearhead.core.errors import ArgumentError
+from clearhead.measure.profiling import Profile
+from clearhead.measure.scales import Scaling
 from clearhead.plots.canvas import BLUE, GREY, ORANGE, RED, new_axes
-from clearhead.profiling import Profile
-from clearhead.scales import Scaling
 
 
 def _axes(axes: Any, count: int, width: float) -> np.ndarray:

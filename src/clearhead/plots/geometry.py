@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.arrays import Array
-from clearhead.errors import ArgumentError
-from clearhead.mask import Mask
+from clearhead.core.arrays import Array
+from clearhead.core.errors import ArgumentError
+from clearhead.core.mask import Mask
+from clearhead.explain.tracing import trace
 from clearhead.plots.canvas import BLUE, GREEN, GREY, HATCH, ORANGE, RED, new_axes, short
-from clearhead.trace import trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ def plot_geometry(
     """Draw one query in the plane: similarity to each key, the weights, and the values summed tip to tail.
 
     >>> import clearhead as ch
-    >>> from clearhead.examples import EXAMPLES
+    >>> from clearhead.textbook import EXAMPLES
     >>> example = EXAMPLES["it_animal"]
     >>> axes = ch.plot_geometry(example.q, example.k, example.v, tokens=example.tokens)
     >>> [ax.get_title() for ax in axes]

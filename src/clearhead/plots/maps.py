@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from clearhead.arrays import Array, is_array, to_numpy
-from clearhead.errors import ArgumentError
-from clearhead.grid import Grid, part
-from clearhead.mask import Mask, as_mask
-from clearhead.observe import Observed
+from clearhead.core.arrays import Array, is_array, to_numpy
+from clearhead.core.errors import ArgumentError
+from clearhead.core.grid import Grid, part
+from clearhead.core.mask import Mask, as_mask
+from clearhead.core.observations import Observed
+from clearhead.core.positions import Bias, as_bias
+from clearhead.explain.tokens import names_for
 from clearhead.plots.canvas import SIGNED, WEIGHTS, hatched, label_positions, new_axes
-from clearhead.positions import Bias, as_bias
-from clearhead.tokens import names_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,9 @@ left of the mean lies ahead.
 
 from __future__ import annotations
 
-from clearhead.arrays import HALF, Array, Library, dtype_name
-from clearhead.attention import observe
-from clearhead.masks import causal
+from clearhead.calls import observe
+from clearhead.core.arrays import HALF, Array, Library, dtype_name
+from clearhead.core.masks import causal
 from clearhead.watching.given import Given
 
 

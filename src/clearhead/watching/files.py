@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import is_array, to_numpy
-from clearhead.errors import ArgumentError
-from clearhead.observe import Map, Observed, Rows, Top
+from clearhead.core.arrays import is_array, to_numpy
+from clearhead.core.errors import ArgumentError
+from clearhead.core.observations import Map, Observed, Rows, Top
 from clearhead.watching.given import Given
 from clearhead.watching.reading import Malformed, calls_of, missed_of, parsed
 from clearhead.watching.seen import Seen

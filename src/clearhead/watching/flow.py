@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clearhead.errors import ArgumentError
+from clearhead.core.errors import ArgumentError
 from clearhead.watching.rollout import check_share, layers_for
 from clearhead.watching.seen import Seen, of_batch
 

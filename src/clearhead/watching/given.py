@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clearhead.arrays import Array
-from clearhead.mask import Mask, as_mask
-from clearhead.masks import causal as causal_mask
+from clearhead.core.arrays import Array
+from clearhead.core.mask import Mask, as_mask
+from clearhead.core.masks import causal as causal_mask
 
 
 @dataclass(frozen=True, eq=False)

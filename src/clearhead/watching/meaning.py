@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clearhead.errors import ArgumentError
+from clearhead.core.errors import ArgumentError
 from clearhead.watching.words import merge_subwords, words_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def read(loaded: Loaded, text: str) -> tuple[Text, Seen]:
     """Run a model over a text, and keep what every head attended to, by word."""
     import torch
 
-    from clearhead.watching.watch import watch
+    from clearhead.watching.opening import watch
 
     if not text.strip():
         raise ArgumentError("--text", "is empty")

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from clearhead.attention import attention, observe
-from clearhead.errors import ArgumentError
-from clearhead.observe import Observed
+from clearhead.calls import attention, observe
+from clearhead.core.errors import ArgumentError
+from clearhead.core.observations import Observed
 from clearhead.watching import own, sdpa
 from clearhead.watching.distance import mean_distance
 from clearhead.watching.given import Given

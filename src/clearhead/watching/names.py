@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.errors import ArgumentError
+from clearhead.core.errors import ArgumentError
 
 Names = tuple[str, ...]
 IDS = ("input_ids", "decoder_input_ids")

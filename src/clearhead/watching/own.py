@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.grid import Grid
-from clearhead.mask import Both, Mask, Where
-from clearhead.masks import Band
-from clearhead.positions import Added, Bias
-from clearhead.problem import pose
+from clearhead.core.grid import Grid
+from clearhead.core.mask import Both, Mask, Where
+from clearhead.core.masks import Band
+from clearhead.core.positions import Added, Bias
+from clearhead.core.problem import pose
 from clearhead.watching.given import Given
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.observe import Map, Observed, Rows, Top
+from clearhead.core.observations import Map, Observed, Rows, Top
 from clearhead.watching.given import Given
 from clearhead.watching.seen import Call
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.observe import Observed
+from clearhead.core.observations import Observed
 from clearhead.watching.given import Given
 from clearhead.watching.names import Tokens
 from clearhead.watching.seen import Call, Seen, layer_of

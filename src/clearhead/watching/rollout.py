@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clearhead.errors import ArgumentError
+from clearhead.core.errors import ArgumentError
 from clearhead.watching.seen import Call, Seen, whole_numbers
 
 # rows that are carried at once: they are the features of one call

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.admit import admit
-from clearhead.autograd import autocast
-from clearhead.masks import Band, of_pytorch
+from clearhead.core.admit import admit
+from clearhead.core.masks import Band, of_pytorch
+from clearhead.torch_bridge.autograd import autocast
 from clearhead.watching.given import Given
 
 # the function as users and as other libraries call it

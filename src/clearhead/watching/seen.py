@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from clearhead.arrays import Array, to_numpy
-from clearhead.attention import gradients, observe
-from clearhead.errors import ArgumentError
-from clearhead.observe import Map, Observed, Rows, Top
+from clearhead.calls import gradients, observe
+from clearhead.core.arrays import Array, to_numpy
+from clearhead.core.errors import ArgumentError
+from clearhead.core.observations import Map, Observed, Rows, Top
 from clearhead.watching.given import Given
 
 if TYPE_CHECKING:

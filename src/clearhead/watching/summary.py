@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from clearhead.arrays import to_numpy
+from clearhead.core.arrays import to_numpy
 from clearhead.watching.seen import Call, Seen
 
 if TYPE_CHECKING:

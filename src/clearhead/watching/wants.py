@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.errors import ArgumentError
-from clearhead.grid import Grid
-from clearhead.observe import want
+from clearhead.core.errors import ArgumentError
+from clearhead.core.grid import Grid
+from clearhead.core.observations import want
 
 OBSERVED = ("top", "received", "map", "queries", "weights")
 OWN = ("distance", "keep", "output")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from clearhead.arrays import Array, to_numpy
-from clearhead.errors import ArgumentError
-from clearhead.tokens import names_for
+from clearhead.core.arrays import Array, to_numpy
+from clearhead.core.errors import ArgumentError
+from clearhead.explain.tokens import names_for
 from clearhead.watching.seen import of_batch
 
 if TYPE_CHECKING:

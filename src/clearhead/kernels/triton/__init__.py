@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.arrays import Array, dtype_name
-from clearhead.formula import Gradients
+from clearhead.core.arrays import Array, dtype_name
+from clearhead.core.formula import Gradients
+from clearhead.core.mask import Both, Either, Mask, Not
+from clearhead.core.positions import Alibi, Relative
+from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
-from clearhead.mask import Both, Either, Mask, Not
-from clearhead.positions import Alibi, Relative
-from clearhead.problem import Problem
 
 WIDEST = 256
 TYPES = ("float16", "bfloat16", "float32")

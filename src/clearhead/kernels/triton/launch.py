@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
-from clearhead.arrays import Array, made, summed_like
-from clearhead.formula import Gradients
+from clearhead.core.arrays import Array, made, summed_like
+from clearhead.core.formula import Gradients
+from clearhead.core.observations import Observed
+from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
-from clearhead.kernels.triton import tuning
-from clearhead.kernels.triton.backward import gradients_of_keys, gradients_of_queries, spread
-from clearhead.kernels.triton.call import Call, processors
-from clearhead.kernels.triton.decode import merge_parts, split_keys
-from clearhead.kernels.triton.forward import forward as forward_kernel
-from clearhead.kernels.triton.forward import repair
-from clearhead.kernels.triton.hopper import door as hopper
-from clearhead.kernels.triton.launches import alike
-from clearhead.kernels.triton.look import look_again
-from clearhead.kernels.triton.tuning import Blocks, cdiv, power_of_2
-from clearhead.observe import Observed
-from clearhead.problem import Problem
+from clearhead.kernels.gpu import tuning
+from clearhead.kernels.gpu.call import Call, processors
+from clearhead.kernels.gpu.launcher import alike
+from clearhead.kernels.gpu.second_look import look_again
+from clearhead.kernels.gpu.tuning import Blocks, cdiv, power_of_2
+from clearhead.kernels.hopper import accepts as hopper
+from clearhead.kernels.triton.backward_kernel import gradients_of_keys, gradients_of_queries, spread
+from clearhead.kernels.triton.decode_kernel import merge_parts, split_keys
+from clearhead.kernels.triton.forward_kernel import forward as forward_kernel
+from clearhead.kernels.triton.forward_kernel import repair
 
 # tensors: output, lse, peak, total; and each where it is wanted or None: largest score, entropy, unrounded output
 Found = tuple[Any, ...]

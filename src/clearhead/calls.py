@@ -1,0 +1,210 @@
+"""attention(), observe() and gradients(): check, choose, run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.admit import admit, lies_plainly, refuse_by_class, require_numbers
+from clearhead.core.arrays import Array, Library, dtype_name, is_torch, require_array
+from clearhead.core.errors import ArgumentError
+from clearhead.core.mask import Mask
+from clearhead.core.masks import of_pytorch
+from clearhead.core.observations import Observed, Want, want
+from clearhead.core.partial import keys_share
+from clearhead.core.positions import Bias
+from clearhead.core.problem import Problem, pose
+from clearhead.kernels.choose import choose
+from clearhead.kernels.contract import Kernel
+from clearhead.kernels.dense import dense, small
+from clearhead.kernels.vendor import vendor
+from clearhead.torch_bridge import autograd
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: tuple[float, int | Array] | None = None,
+    kernel: str | None = None,
+) -> Array:
+    """Scaled dot-product attention: softmax(q kᵀ · scale [softcap] [+ bias] [mask]) v.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 8, 5, 64))  # 8 heads, 5 positions, 64 features
+    >>> ch.attention(q, k, v, mask=ch.causal()).shape
+    (8, 5, 64)
+
+    Arrays are NumPy's, PyTorch's, JAX's or of any library that speaks the array API; the output is of the same library,
+    dtype and device. On PyTorch tensors that need gradients they flow, `torch.compile`, `torch.export` and `torch.func`
+    work, and `torch.autocast` is followed.
+
+    - q (…, Hq, T, D), k (…, Hk, S, D), v (…, Hk, S, Dv). Two-dimensional arrays are one head. Leading axes are batch
+      and broadcast. Hq may be a multiple of Hk (grouped queries): query head h uses key head h // (Hq / Hk).
+    - mask: a boolean array that broadcasts to (…, Hq, T, S), **True where a query may attend**, or a mask value such as
+      `causal() & window(128)`. A query that may attend to nothing has output 0. Keys that no query may attend to never
+      influence the result, even if they are NaN; a NaN or inf spoils exactly the queries that may attend to it.
+    - bias: added to the scaled scores; an array that broadcasts, or `alibi(…)`, `relative_bias(…)`.
+    - scale: 1/√D unless given; a temperature τ is scale=1/(τ√D).
+    - softcap: c·tanh(score / c), before bias and mask.
+    - sinks: (Hq,), one logit a head that joins the softmax's denominator only; −inf is none, inf leaves output 0.
+    - dropout: (probability, seed). The same seed drops the same weights in every kernel and library. A seed may be a
+      PyTorch tensor of one number.
+    - kernel: the name of the kernel to use, which then runs or raises `KernelRefused`; `plan` says which one is chosen.
+
+    Order: scores → scale → softcap → bias → mask → softmax → dropout → values. float16 and bfloat16 are summed in
+    float32. A wrong argument raises `ArgumentError`, a `ValueError`, before anything is computed.
+    """
+    plain = bias is None and softcap is None and sinks is None and dropout is None
+    if plain and mask is None and scale is None and kernel is None and type(q) is type(k) is type(v) is np.ndarray:
+        output = small(q, k, v)
+        if output is not None:
+            return output
+    if is_torch(q):
+        q, k, v = autograd.autocast(q, k, v)
+        mask = of_pytorch("mask", mask, q, k)
+        if autograd.traced(kernel, q, k, v, mask, bias, sinks):
+            from clearhead.torch_bridge.traced import traced_attention  # needs PyTorch, which is here now
+
+            return traced_attention(q, k, v, mask, bias, scale, softcap, sinks, dropout, kernel)
+        if autograd.overridden(q, k, v, mask, bias, sinks):
+            for name, array in (("q", q), ("k", k), ("v", v), ("mask", mask), ("bias", bias), ("sinks", sinks)):
+                refuse_by_class(name, array)
+            options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
+            return autograd.hand_over(
+                attention, (q, k, v), (mask, bias, sinks), **options, dropout=dropout, kernel=kernel
+            )
+        if plain and (kernel is None or kernel == "vendor") and q.is_cuda and lies_plainly(q, k, v):
+            output = vendor.again(q, k, v, mask, scale)
+            if output is not None:
+                return output
+    problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    return problem.restore(_run(choose(problem, kernel), problem).output)
+
+
+def observe(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: tuple[float, int | Array] | None = None,
+    kernel: str | None = None,
+    top: int | None = None,
+    received: bool | int | None = None,
+    map: tuple[int, int] | None = None,
+    queries: Any = None,
+    weights: bool = False,
+) -> Observed:
+    """Attention, and what it attended to, without the T×S matrix unless `weights=True` asks for it.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 300, 16))
+    >>> seen = ch.observe(q, k, v, mask=ch.causal(), top=3, received=True, map=(10, 10), queries=[-1])
+    >>> seen.top.indices.shape, seen.received.shape, seen.map.mean.shape, seen.queries.weights.shape
+    ((2, 300, 3), (2, 300), (2, 10, 10), (2, 1, 300))
+
+    The other arguments are those of `attention`. Always there, for each query: `lse`, the log-sum-exp of its scores in
+    nats, with the sink if there is one; `max_score`; `entropy`, −Σ w ln w over the keys in nats. On request:
+
+    - top=k: the k largest weights of each query and their keys; index −1 where there are fewer.
+    - received=True, or the number of last queries to count: the attention each key received, summed over queries.
+    - map=(rows, columns): the matrix pooled to at most that size, mean and max; query i is in row i·rows // T.
+    - queries=[…]: the exact weights of those queries.
+    - weights=True: the whole matrix.
+
+    All of them speak of the weights before dropout. In PyTorch gradients flow through `output` and `lse`, whichever
+    kernel runs, so also through `merge`; what else is observed carries none.
+    """
+    if is_torch(q):
+        q, k, v = autograd.autocast(q, k, v)
+    mask = of_pytorch("mask", mask, q, k)
+    require_numbers(kernel, q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks)
+    asked = partial(want, top=top, received=received, map=map, queries=queries, weights=weights)
+    problem = pose(
+        q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, want=asked
+    )  # fmt: skip
+    observed = _run(choose(problem, kernel), problem)
+    if problem.sinks is not None:
+        observed = replace(observed, share=keys_share(problem.library, problem.sinks, observed.lse))
+    return observed.each(problem.restore) if problem.headless else observed
+
+
+def gradients(
+    q: Array,
+    k: Array,
+    v: Array,
+    dout: Array,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: tuple[float, int | Array] | None = None,
+    kernel: str | None = None,
+    dlse: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """(dq, dk, dv): the exact gradients of `(attention(q, k, v, …) * dout).sum()`, recomputed by tile in O(n) memory.
+
+    For libraries without autograd; PyTorch users call `backward`. `dlse` (…, T), if given, is the gradient of the
+    log-sum-exp that `observe` gives, which a loss depends on where parts are merged.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 5, 8))
+    >>> [g.shape for g in ch.gradients(q, k, v, dout)]
+    [(5, 8), (5, 8), (5, 8)]
+    """
+    mask = of_pytorch("mask", mask, q, k)
+    require_numbers(kernel, q=q, k=k, v=v, dout=dout, mask=mask, bias=bias, sinks=sinks, dlse=dlse)
+    problem = pose(
+        q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout,
+        want=None if dlse is None else lambda grid: Want(),  # who differentiates a log-sum-exp has observed it
+    )  # fmt: skip
+    problem = problem.to_be_differentiated()
+    grid = problem.grid
+    rows = (*grid.batch, grid.heads, grid.queries)
+    dout = _checked("dout", problem, dout, (*rows, problem.width), dtype_name(problem.q), "the output")
+    if dlse is not None:
+        computing = "float64" if dtype_name(problem.q) == "float64" else "float32"
+        dlse = _checked("dlse", problem, dlse, rows, computing, "the log-sum-exp")
+    chosen = choose(problem, kernel)
+    ran = chosen.run(problem)
+    found = chosen.gradients(problem, dout, ran.precise, ran.peak, ran.total, dlse)
+    given = zip((found.dq, found.dk, found.dv), (q, k, v), strict=True)
+    dq, dk, dv = (problem.library.xp.reshape(gradient, tuple(like.shape)) for gradient, like in given)
+    return dq, dk, dv
+
+
+def _run(kernel: Kernel, problem: Problem) -> Observed:
+    if not autograd.wanted(problem):
+        return kernel.run(problem).observed
+    if kernel is dense:  # the formula is made of differentiable steps; every other kernel brings a backward of its own
+        return autograd.as_observed(kernel.run(problem).observed)
+    return autograd.run(kernel, problem)
+
+
+def _checked(name: str, problem: Problem, gradient: Array, expected: tuple[int, ...], dtype: str, of: str) -> Array:
+    """The gradient of a result, shaped as that is."""
+    require_array(name, gradient)
+    gradient = admit(name, gradient)
+    shape = expected[1:] if problem.headless else expected
+    if tuple(gradient.shape) != shape:
+        raise ArgumentError(name, f"has shape {tuple(gradient.shape)}, expected {shape} as {of}")
+    if not problem.library.owns(gradient) or dtype_name(gradient) != dtype:
+        given = f"{Library.of(gradient).name} of dtype {dtype_name(gradient)}"
+        raise ArgumentError(name, f"is {given}, expected {problem.library.name} of {dtype} as {of}")
+    return problem.library.xp.reshape(gradient, expected)

@@ -1,0 +1,105 @@
+"""`clearhead profile`: what attention costs as lengths grow, measured and on paper."""
+
+from __future__ import annotations
+
+import json as json_module
+import re
+import textwrap
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.columns import Columns
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from clearhead.cli import inputs
+from clearhead.core.errors import ArgumentError
+from clearhead.core.spelling import read_mask
+from clearhead.explain.render.terminal import printed
+from clearhead.measure.costs import PUBLISHED, cost
+from clearhead.measure.profiling import LENGTHS, Profile
+from clearhead.measure.profiling import profile as measure
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Whole numbers with commas between."""
+    parts = text.split(",")
+    if len(parts) > 64 or not all(re.fullmatch(r"\s*[0-9]{1,9}\s*", part) for part in parts):
+        raise ArgumentError(option, f"is {text[:60]!r}, expected whole numbers with commas between")
+    return [int(part) for part in parts]
+
+
+def measured(lengths: str | None, heads: int, features: int, dtype: str, mask: str | None, seconds: float) -> Profile:
+    """The profile of some lengths, with a progress bar on stderr where somebody is watching."""
+    chosen = None if lengths is None else numbers("--lengths", lengths)
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True,
+        disable=not console.is_terminal,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("", total=None)
+        return measure(
+            chosen,
+            heads=heads,
+            features=features,
+            dtype=dtype,
+            mask=None if mask is None else read_mask(mask, "--mask"),
+            seconds=seconds,
+            progress=lambda done, of, words: bar.update(task, completed=done, total=of, description=words),
+        )
+
+
+def profile(
+    lengths: Annotated[
+        str | None, typer.Option(help=f"With commas between; {','.join(map(str, LENGTHS))} unless given.")
+    ] = None,
+    heads: Annotated[int, typer.Option(min=1, help="How many heads.")] = 8,
+    features: Annotated[int, typer.Option(min=1, help="How many features a head has.")] = 64,
+    dtype: Annotated[str, typer.Option(help="float16, float32 or float64.")] = "float32",
+    mask: inputs.MaskText = None,
+    seconds: Annotated[float, typer.Option(help="How long it may take in all.")] = 60.0,
+    paper: Annotated[bool, typer.Option("--paper", help="Cost on paper of published models; measure nothing.")] = False,
+    json: inputs.Json = False,
+) -> None:
+    r"""Measure time and memory of the formula with its matrix, and of the best kernel.
+
+    \b
+    Examples:
+      clearhead profile
+      clearhead profile --lengths 512,1024,2048,4096 --mask "causal()" --json
+      clearhead profile --paper
+    """
+    if paper:
+        _paper(json)
+        return
+    found = measured(lengths, heads, features, dtype, mask, seconds)
+    if json:
+        typer.echo(found.json())
+    else:
+        side_by_side(found.blocks())
+
+
+def _paper(json: bool) -> None:
+    costs = [cost(name) for name in PUBLISHED]
+    if json:
+        typer.echo(json_module.dumps([asdict(one) | {"flops": one.flops, "bytes": one.bytes} for one in costs]))
+        return
+    console = Console(highlight=False)
+    blocks = []
+    for one in costs:
+        source = textwrap.fill(one.configuration.source, 60, initial_indent="  ", subsequent_indent="  ")
+        blocks.append(Text(f"{one}\n{source}\n"))
+    printed(console, Columns(blocks, padding=(0, 4)))
+
+
+def side_by_side(blocks: list[str]) -> None:
+    """Print blocks beside one another where there is room, and else one after the other."""
+    console = Console(highlight=False)
+    wide = console.width >= 2 * max(len(line) for block in blocks for line in block.splitlines()) + 6
+    if wide:
+        printed(console, Columns([Text(block) for block in blocks], padding=(0, 6)))
+    else:
+        printed(console, Text("\n\n".join(block.strip("\n") for block in blocks)))

@@ -1,0 +1,134 @@
+"""`clearhead watch`: the heads of a trained model in which a word looks at the word that settles its meaning."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from clearhead.cli import inputs
+from clearhead.cli.plot import FORMATS, _save
+from clearhead.core.errors import ArgumentError
+from clearhead.explain.render.terminal import printed, visible
+from clearhead.explain.tokens import bar
+
+TEXTS = ["The bank of the river", "The bank approved the loan"]
+
+
+def watch(
+    model: Annotated[str, typer.Option(help="minilm, or a folder that holds a model and its tokenizer.")] = "minilm",
+    text: Annotated[
+        list[str] | None, typer.Option(help="A text; twice or more to compare. Two about a bank unless given.")
+    ] = None,
+    word: Annotated[
+        str | None, typer.Option(help="The word to look at; the rarest that the texts share unless given.")
+    ] = None,
+    to: Annotated[
+        list[str] | None, typer.Option(help="What settles it, one for each text; its rarest own word unless given.")
+    ] = None,
+    heads: Annotated[int, typer.Option(min=1, max=1000, help="How many heads to show.")] = 8,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Also every head's entropy, first token, distance.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw it into a .png or .svg file.", metavar="FILE")] = None,
+    json: inputs.Json = False,
+) -> None:
+    r"""Show in which heads of a trained model a word looks at the word that settles its meaning.
+
+    \b
+    Examples:
+      clearhead watch
+      clearhead watch --text "The bank of the river" --text "The bank approved the loan"
+      clearhead watch --model ./my-model --text "A bat flew by" --word bat --plot bat.png
+    """
+    if plot is not None and plot.suffix.lower() not in FORMATS:
+        raise ArgumentError("--plot", f"is {plot.name!r}, expected a name that ends in {' or '.join(FORMATS)}")
+    from clearhead.integrations.local_models import load
+    from clearhead.watching import meaning
+
+    loaded = load(model)
+    pairs = [meaning.read(loaded, one) for one in text or TEXTS]
+    found = meaning.looks([one for one, _ in pairs], word, to or ())
+    best = meaning.best_heads(found, heads)
+    if plot is not None:
+        _draw(found, plot)
+    if json:
+        typer.echo(json_module.dumps(_plain(loaded.name, found, best)))
+        return
+    console = Console(highlight=False)
+    shown = [*_page(found, best, console.width)]
+    if summary:
+        for one, seen in pairs:
+            shown += [Text(f"\n{visible(one.text)}", style="bold"), seen.summary()]
+    printed(console, Group(*shown))
+    if plot is not None:
+        typer.echo(f"wrote {plot}", err=True)
+
+
+def _page(found: list[Any], best: list[Any], width: int) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for look in found:
+        line = Text()
+        for place, (name, special) in enumerate(zip(look.text.words, look.text.special, strict=True)):
+            if not special:
+                style = (
+                    "bold cyan" if name.lower() == look.word else "bold yellow" if name.lower() == look.settles else ""
+                )
+                line.append(("" if place == 0 or not len(line) else " ") + visible(name), style)
+        parts.append(line)
+    word = visible(found[0].word)
+    settled = " or ".join(visible(look.settles) for look in found)
+    parts += [Text(), Text(f"How much {word} looks at {settled}, in the heads where it does most:"), Text()]
+    if not any(weight for head in best for weight in head.weights):
+        back = f"In no head: {word} stands before {settled}, and this model only looks back."
+        return [*parts, Text(back)]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("layer", "head"):
+        table.add_column(title, justify="right", no_wrap=True)
+    room = (width - 14) // len(found) - 4
+    blocks = max(min(room - 8, 30), 0)
+    for look in found:
+        table.add_column(visible(look.settles), no_wrap=True, overflow="ellipsis", min_width=5)
+    for head in best:
+        cells = [f"{weight:.3f} {bar(weight, blocks)}".rstrip() for weight in head.weights]
+        table.add_row(str(head.layer), str(head.head), *cells)
+    return [*parts, table]
+
+
+def _plain(name: str, found: list[Any], best: list[Any]) -> dict[str, Any]:
+    return {
+        "model": name,
+        "word": found[0].word,
+        "texts": [
+            {
+                "text": look.text.text,
+                "words": list(look.text.words),
+                "settles": look.settles,
+                "layers": list(look.text.layers),
+                "weights": look.weights.astype(float).round(6).tolist(),
+            }
+            for look in found
+        ],
+        "heads": [
+            {"layer": head.layer, "head": head.head, "weights": [round(weight, 6) for weight in head.weights]}
+            for head in best
+        ],
+    }
+
+
+def _draw(found: list[Any], path: Path) -> None:
+    try:
+        from clearhead.plots.meaning import plot_looks
+
+        axes = plot_looks(found)
+    except ImportError as error:
+        raise ArgumentError("--plot", str(error)) from None
+    try:
+        _save(axes, path, 150)
+    except ArgumentError as error:
+        raise ArgumentError("--plot", str(error).partition(": ")[2]) from None

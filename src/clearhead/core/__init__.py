@@ -1,0 +1,1 @@
+"""What a call means: the formula, the arguments as values, and what can be observed."""

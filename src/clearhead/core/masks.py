@@ -1,0 +1,364 @@
+"""Masks as values: which query may attend to which key, answered tile by tile.
+
+True means *may attend*, always. Masks compose with `&`, `|` and `~`, so published sparse patterns are one line each:
+
+    longformer = window(256, 256) | global_tokens([0])
+    bigbird    = window(192, 192) | global_tokens(range(64)) | random_blocks(64, count=3, seed=0)
+    prefix_lm  = prefix(100) | causal()
+
+>>> mask = causal() & window(2)
+>>> mask
+causal() & window(2)
+>>> print(mask.picture(5))
+■ · · · ·
+■ ■ · · ·
+■ ■ ■ · ·
+· ■ ■ ■ ·
+· · ■ ■ ■
+>>> mask.explain(4, 1)
+'query 4 may not attend to key 1: window(2) lets position 4 see keys 2 to 4'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.arrays import Array, Library, is_torch
+from clearhead.core.errors import ArgumentError, shown
+from clearhead.core.grid import LARGEST, Align, Alignment, Grid, by_batch, part, spelled, whole_numbers
+from clearhead.core.mask import Mask, Tile, as_mask, decided
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Band(Mask):
+    """Keys from `back` before the query's position to `ahead` after it; None is no limit on that side."""
+
+    back: int | None
+    ahead: int | None
+    alignment: Alignment
+
+    def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
+        offset = self.alignment.offset(grid)
+        if isinstance(offset, np.ndarray) and offset.size and len(rows) and len(columns):
+            # the smallest and largest key-minus-position in the tile decide most tiles without looking inside
+            low = columns[0] - rows[-1] - int(offset.max())
+            high = columns[-1] - rows[0] - int(offset.min())
+            if (self.back is None or low >= -self.back) and (self.ahead is None or high <= self.ahead):
+                return True
+            if (self.ahead is not None and low > self.ahead) or (self.back is not None and high < -self.back):
+                return False
+        return None
+
+    def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
+        known = self.decide(rows, columns, grid)
+        if known is not None:
+            return known
+        offset = self.alignment.offset(grid)
+        distance = np.asarray(columns) - (np.asarray(rows)[:, None] + offset)
+        allowed = True
+        if self.ahead is not None:
+            allowed = distance <= self.ahead
+        if self.back is not None:
+            allowed = (distance >= -self.back) & allowed
+        return decided(allowed)
+
+    def check(self, grid: Grid) -> None:
+        self.alignment.check(grid)
+
+    def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
+        offset = self.alignment.offset(grid)
+        place = query + int(offset if offset.ndim == 0 else part(offset, at)[0, 0])
+        last = "" if self.ahead is None else str(place + self.ahead)
+        seen = f"keys up to {last}" if self.back is None else f"keys {max(place - self.back, 0)} to {last}"
+        return f"{self!r} lets position {place} see {seen}"
+
+    def __repr__(self) -> str:
+        name, numbers = "causal", []
+        if self.back is not None:
+            name, numbers = "window", [str(self.back)] + ([str(self.ahead)] if self.ahead else [])
+        return f"{name}({', '.join(numbers + self.alignment.arguments())})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Before(Mask):
+    """The first `count` keys; one number, or one for each batch row."""
+
+    name: str
+    count: Array
+
+    def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
+        count = by_batch(self.name, self.count, grid)
+        if isinstance(count, np.ndarray) and count.size and len(columns):
+            if columns[-1] < count.min():
+                return True
+            if columns[0] >= count.max():
+                return False
+        return None
+
+    def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
+        known = self.decide(rows, columns, grid)
+        if known is not None:
+            return known
+        count = by_batch(self.name, self.count, grid)
+        return decided(np.asarray(columns)[None, :] < count)
+
+    def check(self, grid: Grid) -> None:
+        by_batch(self.name, self.count, grid)
+
+    def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
+        count = by_batch(self.name, self.count, grid)
+        number = int(count if count.ndim == 0 else part(count, at)[0, 0])
+        return f"{self!r} lets every query see the first {number} keys"
+
+    def __repr__(self) -> str:
+        return f"{self.name}({spelled(self.count)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Documents(Mask):
+    """Pairs whose query and key carry the same id; ids are (S,) or (*batch, S), for queries (T,) or (*batch, T)."""
+
+    keys: Array
+    queries: Array | None
+
+    def ids(self, grid: Grid) -> tuple[Array, Array]:
+        """The ids of queries and of keys. Queries without ids of their own are the last keys."""
+        queries = self.keys[..., grid.keys - grid.queries :] if self.queries is None else self.queries
+        return queries, self.keys
+
+    def some(self, rows: range, columns: range, grid: Grid) -> tuple[Array, Array]:
+        """The ids of some queries and of some keys."""
+        queries, keys = self.ids(grid)
+        return queries[..., rows.start : rows.stop], keys[..., columns.start : columns.stop]
+
+    def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
+        queries, keys = self.some(rows, columns, grid)
+        if isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray) and queries.size and keys.size:
+            # ids mostly grow along the sequence: ranges that do not meet decide most tiles at once
+            if queries.max() < keys.min() or keys.max() < queries.min():
+                return False
+            if queries.min() == queries.max() == keys.min() == keys.max():
+                return True
+        return None
+
+    def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
+        known = self.decide(rows, columns, grid)
+        if known is not None:
+            return known
+        queries, keys = self.some(rows, columns, grid)
+        return decided(queries[..., None, :, None] == keys[..., None, None, :])
+
+    def check(self, grid: Grid) -> None:
+        if self.queries is None and grid.queries > grid.keys:
+            raise ArgumentError("documents", f"needs ids for the queries: {grid.queries} queries, {grid.keys} keys")
+        for name, ids, length in (("keys", self.keys, grid.keys), ("queries", self.queries, grid.queries)):
+            if ids is None:
+                continue
+            shape = tuple(ids.shape)
+            if shape[-1:] != (length,):
+                raise ArgumentError(
+                    "documents", f"has {name} ids of shape {shape}, expected {length} along the last axis"
+                )
+            by_batch("documents", ids[..., 0] if length else np.zeros(shape[:-1], int), grid)
+
+    def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
+        queries, keys = self.ids(grid)
+        mine = part(queries[..., None, :, None], at)[query, 0]
+        theirs = part(keys[..., None, None, :], at)[0, key]
+        return f"{self!r} puts the query in document {mine} and the key in document {theirs}"
+
+    def __repr__(self) -> str:
+        return f"documents({spelled(self.keys)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GlobalTokens(Mask):
+    """Some positions that see every key and are seen by every query."""
+
+    indices: Array
+    alignment: Alignment
+
+    def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
+        offset = self.alignment.offset(grid)
+        readable = isinstance(offset, np.ndarray) and isinstance(self.indices, np.ndarray)
+        if readable and offset.size and len(rows) and len(columns):
+            low, high = rows[0] + int(offset.min()), rows[-1] + int(offset.max())
+            met = ((self.indices >= low) & (self.indices <= high)) | (
+                (self.indices >= columns[0]) & (self.indices <= columns[-1])
+            )
+            return None if met.any() else False
+        return None
+
+    def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
+        places = np.asarray(rows)[:, None] + self.alignment.offset(grid)
+        return decided(among(places, self.indices) | among(np.asarray(columns), self.indices))
+
+    def check(self, grid: Grid) -> None:
+        self.alignment.check(grid)
+
+    def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
+        verb = "makes one of them global" if self.allows(query, key, grid, at) else "makes neither global"
+        return f"{self!r} {verb}"
+
+    def __repr__(self) -> str:
+        return f"global_tokens({', '.join([spelled(self.indices), *self.alignment.arguments()])})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RandomBlocks(Mask):
+    """For each block of queries, `count` blocks of keys drawn by a seeded generator."""
+
+    block: int
+    count: int
+    seed: int
+
+    def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
+        if not rows or not columns:
+            return True
+        first = rows[0] // self.block
+        query_block, key_block = np.asarray(rows) // self.block - first, np.asarray(columns) // self.block
+        return decided(self.table(rows, grid)[query_block[:, None], key_block])
+
+    def table(self, rows: range, grid: Grid) -> np.ndarray:
+        """True for each block of keys that each block of these queries sees: (query blocks, key blocks)."""
+        key_blocks = -(-grid.keys // self.block)
+        query_blocks = range(rows.start // self.block, -(-rows.stop // self.block))
+        table = np.zeros((len(query_blocks), key_blocks), dtype=bool)
+        for place, i in enumerate(query_blocks):
+            table[place, list(_drawn(self.seed, i, key_blocks, self.count))] = True
+        return table
+
+    def check(self, grid: Grid) -> None:
+        """It fits every size."""
+
+    def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
+        drawn = sorted(_drawn(self.seed, query // self.block, -(-grid.keys // self.block), self.count))
+        return f"{self!r} drew key blocks {drawn} for it, and the key is in block {key // self.block}"
+
+    def __repr__(self) -> str:
+        return f"random_blocks({self.block}, count={self.count}, seed={self.seed})"
+
+
+@lru_cache(maxsize=65536)
+def _drawn(seed: int, query_block: int, key_blocks: int, count: int) -> frozenset[int]:
+    # one generator for each query block: a tile is answered without drawing all the others
+    generator = np.random.default_rng([seed, query_block])
+    return frozenset(generator.permutation(key_blocks)[:count].tolist())
+
+
+def among(places: Array, indices: Array) -> Array:
+    """True for each place that is one of the indices; either may be traced by JAX."""
+    traced = next((array for array in (places, indices) if not isinstance(array, np.ndarray)), None)
+    return np.isin(places, indices) if traced is None else Library.of(traced).xp.isin(places, indices)
+
+
+def _size(argument: str, value: object, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ArgumentError(argument, f"is {shown(value)}, expected a whole number of at least {least}")
+    # what is longer than any sequence is as good as twice that: positions are below LARGEST on both sides of 0
+    return int(value) if value <= 2 * LARGEST else 2 * LARGEST
+
+
+def causal(*, align: Align = "end", offset: object = None) -> Mask:
+    r"""Each query sees the keys up to its own position.
+
+    The last query is aligned with the last key, so decoding with a cache is right; `align="start"` aligns the first
+    ones, as PyTorch's `is_causal` does. `offset` is the key position of the first query, one number or one for each
+    batch row, and replaces `align`.
+
+    >>> print(causal().picture(2, 4), causal(align="start").picture(2, 4), sep="\n\n")
+    ■ ■ ■ ·
+    ■ ■ ■ ■
+    <BLANKLINE>
+    ■ · · ·
+    ■ ■ · ·
+    """
+    return Band(None, 0, Alignment.of(align, offset))
+
+
+def window(back: int, ahead: int = 0, *, align: Align = "end", offset: object = None) -> Mask:
+    """Each query sees its own position, `back` keys before it and `ahead` keys after it.
+
+    A sliding window of W tokens that counts the token itself, as in Mistral's configuration, is `window(W - 1)`.
+
+    >>> print(window(1, 1).picture(4))
+    ■ ■ · ·
+    ■ ■ ■ ·
+    · ■ ■ ■
+    · · ■ ■
+    """
+    return Band(_size("back", back), _size("ahead", ahead), Alignment.of(align, offset))
+
+
+def lengths(n: object) -> Mask:
+    """Only the first `n` keys hold anything: padding. One number, or one for each batch row.
+
+    >>> lengths([3, 1]).dense(1, 4, batch=(2,))[:, 0, 0].astype(int).tolist()
+    [[1, 1, 1, 0], [1, 0, 0, 0]]
+    """
+    return Before("lengths", whole_numbers("lengths", n))
+
+
+def prefix(n: object) -> Mask:
+    """The first `n` keys are seen by every query; a prefix language model is `prefix(n) | causal()`."""
+    return Before("prefix", whole_numbers("prefix", n))
+
+
+def documents(ids: object, queries: object = None) -> Mask:
+    """Several documents in one sequence: a query sees the keys that carry its own id.
+
+    `ids` is one id for each key, (S,) or (batch, S). Queries take the ids of the last keys unless given their own.
+
+    >>> print(documents([0, 0, 1, 1, 1]).picture(5))
+    ■ ■ · · ·
+    ■ ■ · · ·
+    · · ■ ■ ■
+    · · ■ ■ ■
+    · · ■ ■ ■
+    """
+    keys = whole_numbers("documents", ids)
+    if keys.ndim == 0:
+        raise ArgumentError("documents", f"is {ids!r}, expected one id for each key")
+    return Documents(keys, None if queries is None else whole_numbers("queries", queries))
+
+
+def global_tokens(indices: Iterable[int], *, align: Align = "end", offset: object = None) -> Mask:
+    """The tokens at these positions see every key and are seen by every query.
+
+    >>> print(global_tokens([1]).picture(3))
+    · ■ ·
+    ■ ■ ■
+    · ■ ·
+    """
+    places = whole_numbers("indices", list(indices) if isinstance(indices, range) else indices)
+    return GlobalTokens(places.reshape(-1), Alignment.of(align, offset))
+
+
+def random_blocks(block: int, *, count: int, seed: int = 0) -> Mask:
+    """Each block of queries sees `count` random blocks of keys; the same seed gives the same blocks everywhere."""
+    if _size("seed", seed) != seed:
+        raise ArgumentError("seed", f"is {shown(seed)}, expected a whole number of at most 2**61")
+    return RandomBlocks(_size("block", block, 1), _size("count", count), int(seed))
+
+
+def where(array: Array) -> Mask:
+    """A boolean array as a mask value, True where a query may attend; it broadcasts to (*batch, heads, T, S)."""
+    return as_mask("where", array)
+
+
+def of_pytorch(argument: str, mask: Any, q: Array, k: Array) -> Any:
+    """PyTorch's `CausalBias` as the mask that it means; anything else as it is.
+
+    It is a tensor whose memory holds nothing: what it says is its sizes and which corner is aligned.
+    """
+    if type(mask).__name__ != "CausalBias" or not is_torch(mask):
+        return mask
+    sizes, expected = (mask.seq_len_q, mask.seq_len_kv), (*q.shape[-2:-1], *k.shape[-2:-1])
+    if sizes != expected:
+        raise ArgumentError(argument, f"is a CausalBias of sizes {sizes}, expected {expected}: queries and keys")
+    return causal(align="start" if mask.variant.name == "UPPER_LEFT" else "end")

@@ -1,0 +1,241 @@
+"""Observations gathered from weights, tile by tile: one definition for the kernels that have no faster one.
+
+A kernel shows each collector every tile of weights that is not empty, rows outermost, and asks for the result at the
+end. Nothing is written in place, so that arrays that cannot be written to (JAX) work the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.arrays import Array, Library
+from clearhead.core.grid import bins
+from clearhead.core.observations import Map, Rows, Top, Want
+
+
+class Sizes:
+    """What every collector needs to know: library and dtype, leading axes, and the number of queries and keys."""
+
+    def __init__(self, library: Library, dtype: Any, lead: tuple[int, ...], queries: int, keys: int) -> None:
+        self.library, self.dtype, self.lead = library, dtype, lead
+        self.queries, self.keys = queries, keys
+
+    def zeros(self, *shape: int) -> Array:
+        """Zeros with the leading axes in front."""
+        return self.library.zeros((*self.lead, *shape), self.dtype)
+
+
+class Collector:
+    """Sees weights (…, rows, columns) tile by tile, then gives a result."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes, self.xp = sizes, sizes.library.xp
+
+    def see(self, weights: Array, rows: range, columns: range) -> None:
+        """One tile of weights. Tiles that hold only zeros may be left out."""
+        raise NotImplementedError
+
+    def end_rows(self, rows: range) -> None:
+        """No more tiles come for these rows."""
+
+    def result(self) -> Any:
+        """What was gathered, with the leading axes in front."""
+        raise NotImplementedError
+
+
+class Received(Collector):
+    """How much attention each key received, summed over the last `count` queries."""
+
+    def __init__(self, sizes: Sizes, count: int) -> None:
+        super().__init__(sizes)
+        self.first = sizes.queries - count
+        self.sums: dict[range, Array] = {}
+
+    def see(self, weights: Array, rows: range, columns: range) -> None:
+        if rows.stop <= self.first:
+            return
+        counted = weights[..., max(self.first - rows.start, 0) :, :]
+        total = self.xp.sum(counted, axis=-2)
+        self.sums[columns] = total + self.sums[columns] if columns in self.sums else total
+
+    def result(self) -> Array:
+        return side_by_side(self.sizes, self.sums, ())
+
+
+class TopKeys(Collector):
+    """The `count` largest weights of each query and the keys they belong to."""
+
+    def __init__(self, sizes: Sizes, count: int) -> None:
+        super().__init__(sizes)
+        self.count = count
+        self.best: tuple[Array, Array] | None = None
+        self.rows: list[tuple[Array, Array]] = []
+
+    def see(self, weights: Array, rows: range, columns: range) -> None:
+        some = min(self.count, len(columns))
+        values, places = self.sizes.library.largest(weights, some)
+        places = places + columns.start
+        if self.best is not None:
+            values = self.xp.concat([self.best[0], values], axis=-1)
+            places = self.xp.concat([self.best[1], self.xp.astype(places, self.best[1].dtype)], axis=-1)
+            values, order = self.sizes.library.largest(values, min(self.count, values.shape[-1]))
+            places = self.xp.take_along_axis(places, order, axis=-1)
+        self.best = (values, places)
+
+    def end_rows(self, rows: range) -> None:
+        xp, library = self.xp, self.sizes.library
+        found = 0 if self.best is None else self.best[0].shape[-1]
+        values, places = [], []
+        if self.best is not None:
+            values, places = [self.best[0]], [self.best[1]]
+        if found < self.count:
+            missing = (*self.sizes.lead, len(rows), self.count - found)
+            values.append(library.zeros(missing, self.sizes.dtype))
+            places.append(library.zeros(missing, places[0].dtype if places else library.asarray(np.arange(1)).dtype))
+        weights, indices = xp.concat(values, axis=-1), xp.concat(places, axis=-1)
+        # NaN counts as the largest, and a row that holds any has no other
+        weights = xp.where(xp.any(xp.isnan(weights), axis=-1, keepdims=True), xp.nan, weights)
+        self.rows.append((weights, xp.where(weights > 0, indices, -1)))
+        self.best = None
+
+    def result(self) -> Top:
+        if not self.rows:
+            self.end_rows(range(0))
+        return Top(*(self.xp.concat([row[i] for row in self.rows], axis=-2) for i in (1, 0)))
+
+
+class Pooled(Collector):
+    """The mean and the largest weight of each block of a coarse map."""
+
+    def __init__(self, sizes: Sizes, shape: tuple[int, int]) -> None:
+        super().__init__(sizes)
+        self.row_bins, self.column_bins = bins(sizes.queries, shape[0]), bins(sizes.keys, shape[1])
+        self.shape = (len(self.row_bins), len(self.column_bins))
+        self.total = self.most = sizes.zeros(*self.shape)
+
+    def see(self, weights: Array, rows: range, columns: range) -> None:
+        xp = self.xp
+        across, down = list(meeting(self.column_bins, columns)), list(meeting(self.row_bins, rows))
+        sums, tops = [], []
+        for _, cells in down:  # rows first: what is left for the columns is small
+            strip = weights[..., cells.start : cells.stop, :]
+            by_key, top = xp.sum(strip, axis=-2), xp.max(strip, axis=-2)
+            sums.append(xp.stack([xp.sum(by_key[..., c.start : c.stop], axis=-1) for _, c in across], axis=-1))
+            tops.append(xp.stack([xp.max(top[..., c.start : c.stop], axis=-1) for _, c in across], axis=-1))
+        corner = (down[0][0], across[0][0])
+        self.total = self.total + self._placed(xp.stack(sums, axis=-2), corner)
+        self.most = xp.maximum(self.most, self._placed(xp.stack(tops, axis=-2), corner))  # weights are never below 0
+
+    def _placed(self, block: Array, corner: tuple[int, int]) -> Array:
+        """The block at its place in a map of zeros."""
+        for axis, start in ((-2, corner[0]), (-1, corner[1])):
+            before, after = list(block.shape), list(block.shape)
+            before[axis], after[axis] = start, self.shape[axis] - start - block.shape[axis]
+            zeros = self.sizes.library.zeros
+            block = self.xp.concat(
+                [zeros(tuple(before), block.dtype), block, zeros(tuple(after), block.dtype)], axis=axis
+            )
+        return block
+
+    def result(self) -> Map:
+        cells = np.outer([len(r) for r in self.row_bins], [len(c) for c in self.column_bins])
+        return Map(self.total / self.sizes.library.asarray(cells.reshape(self.shape), self.sizes.dtype), self.most)
+
+
+class ExactRows(Collector):
+    """The whole rows of some queries."""
+
+    def __init__(self, sizes: Sizes, chosen: tuple[int, ...]) -> None:
+        super().__init__(sizes)
+        self.chosen = chosen
+        self.rows: dict[int, dict[range, Array]] = {i: {} for i in chosen}
+
+    def see(self, weights: Array, rows: range, columns: range) -> None:
+        for i in self.rows:
+            if i in rows:
+                # a copy: a view would keep the whole tile alive
+                self.rows[i][columns] = weights[..., i - rows.start, :] + 0.0
+
+    def result(self) -> Array:
+        whole = {i: side_by_side(self.sizes, tiles, ()) for i, tiles in self.rows.items()}
+        if not self.chosen:
+            return self.sizes.zeros(0, self.sizes.keys)
+        return self.xp.stack([whole[i] for i in self.chosen], axis=-2)
+
+
+class Matrix(Collector):
+    """All the weights: the T×S matrix that is built only for those who ask for it."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.tiles: dict[range, Array] = {}
+        self.rows = [sizes.zeros(0, sizes.keys)]
+
+    def see(self, weights: Array, rows: range, columns: range) -> None:
+        self.tiles[columns] = weights
+
+    def end_rows(self, rows: range) -> None:
+        self.rows.append(side_by_side(self.sizes, self.tiles, (len(rows),)))
+        self.tiles = {}
+
+    def result(self) -> Array:
+        return self.xp.concat(self.rows, axis=-2)
+
+
+class Gathered:
+    """All that was wanted of one set of weights."""
+
+    def __init__(self, want: Want, sizes: Sizes) -> None:
+        self.want, self.library = want, sizes.library
+        self.collectors: dict[str, Collector] = {}
+        if want.top is not None:
+            self.collectors["top"] = TopKeys(sizes, want.top)
+        if want.received is not None:
+            self.collectors["received"] = Received(sizes, want.received)
+        if want.map is not None:
+            self.collectors["map"] = Pooled(sizes, want.map)
+        if want.queries is not None:
+            self.collectors["queries"] = ExactRows(sizes, want.queries)
+        if want.weights:
+            self.collectors["weights"] = Matrix(sizes)
+
+    def see(self, weights: Array, rows: range, columns: range) -> None:
+        """Show a tile to all."""
+        for collector in self.collectors.values():
+            collector.see(weights, rows, columns)
+
+    def end_rows(self, rows: range) -> None:
+        """Tell all that these rows are done."""
+        for collector in self.collectors.values():
+            collector.end_rows(rows)
+
+    def results(self) -> dict[str, Any]:
+        """The fields of `Observed` that were wanted."""
+        found = {name: collector.result() for name, collector in self.collectors.items()}
+        if "queries" in found:
+            found["queries"] = Rows(np.asarray(self.want.queries, dtype=np.int64), found["queries"])
+        return found
+
+
+def meeting(ranges: list[range], part: range) -> Iterator[tuple[int, range]]:
+    """The numbers of the ranges that meet `part`, each with the meeting place counted from the start of `part`."""
+    for number, whole in enumerate(ranges):
+        low, high = max(whole.start, part.start), min(whole.stop, part.stop)
+        if low < high:
+            yield number, range(low - part.start, high - part.start)
+
+
+def side_by_side(sizes: Sizes, tiles: dict[range, Array], middle: tuple[int, ...]) -> Array:
+    """Column tiles as one array of all keys, zeros where no tile was seen."""
+    pieces, done = [], 0
+    for columns in sorted(tiles, key=lambda c: c.start):
+        if columns.start > done:
+            pieces.append(sizes.zeros(*middle, columns.start - done))
+        pieces.append(tiles[columns])
+        done = columns.stop
+    if done < sizes.keys or not pieces:
+        pieces.append(sizes.zeros(*middle, sizes.keys - done))
+    return sizes.library.xp.concat(pieces, axis=-1)

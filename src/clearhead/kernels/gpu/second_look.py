@@ -1,0 +1,162 @@
+"""What is wanted of the weights, asked of the kernels in `observe.py`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from clearhead.core.observations import Map, Rows, Top, Want
+from clearhead.kernels.gpu import masks as spans
+from clearhead.kernels.gpu.call import Call
+from clearhead.kernels.gpu.device import Lists
+from clearhead.kernels.gpu.observe_kernel import by_key, pool, rows_of_weights, top_keys
+from clearhead.kernels.gpu.tuning import Blocks, cdiv, pooling, power_of_2
+from clearhead.kernels.hopper import accepts as hopper
+
+STRIPS = 2**26  # numbers of a map that is not yet pooled, at most, held at once
+MOST_TOP = 64  # above this the largest are found by PyTorch in rows of weights
+
+
+def denominators(peak: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(shift, inverse): a weight is 2^(score · factor − shift) · inverse, and finite where there is none."""
+    shift = torch.where(peak == -math.inf, 0.0, peak) * math.log2(math.e)
+    return shift, 1.0 / torch.where(total == 0, 1.0, total)
+
+
+def look_again(call: Call, want: Want, peak: torch.Tensor, total: torch.Tensor) -> dict[str, Any]:
+    """The fields of `Observed` that are wanted."""
+    if not want.by_tile:
+        return {}
+    found = hopper.look_again(call, want)
+    rest = {"received": want.received, "map": want.map, "top": want.top, "queries": want.queries}
+    if not want.weights and all(name in found for name, wanted in rest.items() if wanted is not None):
+        return found
+    shift, inverse = denominators(peak, total)
+    if (want.received is not None and "received" not in found) or (want.map is not None and "map" not in found):
+        found |= received_and_map(call, want, shift, inverse)
+    if want.top is not None and "top" not in found:
+        found["top"] = top(call, want.top, shift, inverse)
+    if want.weights:
+        everything = np.arange(call.grid.queries)
+        found["weights"] = call.shaped(rows(call, everything, shift, inverse))
+    if want.queries is not None:
+        chosen = np.asarray(want.queries, dtype=np.int64)
+        found["queries"] = Rows(chosen, call.shaped(rows(call, chosen, shift, inverse)))
+    return found
+
+
+def received_and_map(call: Call, want: Want, shift: torch.Tensor, inverse: torch.Tensor) -> dict[str, Any]:
+    """What each key received, and the pooled map, in one pass by keys."""
+    grid = call.grid
+    bins, cells = (min(want.map[0], grid.queries), min(want.map[1], grid.keys)) if want.map else (1, 1)
+    received = call.empty(grid.keys) if want.received is not None else None
+    mean, most = (call.empty(bins, cells) if want.map else None for _ in range(2))
+    counted = grid.queries - (want.received or 0)
+    asked = 0 if received is None else 2 if counted and want.map else 1
+    nothing = call.mask.span.rows
+
+    def launch(blocks: Blocks) -> None:
+        across = cdiv(grid.keys, blocks.columns)
+        pooled = grid.keys % (cells * blocks.columns) == 0
+        units = across if pooled else grid.keys
+        at_once = max(1, STRIPS // (bins * units)) if want.map else call.rows
+        each = cdiv(cdiv(grid.queries, bins), blocks.rows)
+        states, listed = observed_states(call, blocks)
+        for first in range(0, call.rows, at_once):
+            some = min(at_once, call.rows - first)
+            sums, tops = (shift.new_zeros((some, bins, units)) if want.map else nothing for _ in range(2))
+            call.launch(
+                ("by_key", blocks, asked, want.map is not None, bins, cells, counted, first), by_key, (across * some,),
+                call.q, call.k, shift, inverse, received, sums, tops, call.q.stride(), call.k.stride(),
+                call.mask.span, states, call.mask.arrays, call.scoring, grid.queries, grid.keys, counted, bins, each,
+                first, RECEIVED=asked, MAP=want.map is not None, POOLED=pooled, LISTED=listed,
+                BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
+            )  # fmt: skip
+            if want.map:
+                cells_at_once, units_at_once = pooling(units, cells)
+                call.launch(
+                    ("pool", units, bins, cells, first), pool, (some * bins, cdiv(cells, cells_at_once)),
+                    sums, tops, mean, most, units, grid.queries, grid.keys, bins, cells, first,
+                    EVEN=grid.queries % bins == 0 and grid.keys % cells == 0 and units % cells == 0,
+                    CELLS=cells_at_once, BN=units_at_once,
+                )  # fmt: skip
+
+    if call.rows and grid.keys and grid.queries:
+        call.fitted("by_key", -(-grid.queries // max(bins, 1)), launch)
+    elif received is not None:
+        received.zero_()
+    found: dict[str, Any] = {}
+    if received is not None:
+        found["received"] = call.shaped(received)
+    if mean is not None and most is not None:
+        found["map"] = Map(call.shaped(mean), call.shaped(most))
+    return found
+
+
+def observed_states(call: Call, blocks: Blocks) -> tuple[Lists, int]:
+    """Where the mask is no span: which tiles are empty or full, and how many queries each speaks of."""
+    nothing = call.mask.span.rows
+    if call.form.program is None:
+        return Lists(nothing, nothing, 0, 0, 1, 1, 1), 0
+    states = spans.state_map(call.mask, call.grid, 128, blocks.columns)
+    batch, heads, down, across = states.shape
+    return Lists(states, nothing, int(batch > 1), int(heads > 1), heads, down, across), 128
+
+
+def top(call: Call, count: int, shift: torch.Tensor, inverse: torch.Tensor) -> Top:
+    """The largest weights of each query, in descending order."""
+    grid = call.grid
+    if count > MOST_TOP:
+        return top_by_rows(call, count, shift, inverse)
+    weights = call.empty(grid.queries, count)
+    indices = call.empty(grid.queries, count, dtype=torch.int32)
+
+    def launch(blocks: Blocks) -> None:
+        call.launch(
+            ("top", blocks, count), top_keys, (cdiv(grid.queries, blocks.rows) * call.rows,),
+            call.q, call.k, shift, inverse, weights, indices, call.q.stride(), call.k.stride(), call.mask.span,
+            call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys, count,
+            K=max(2, power_of_2(count)), REVERSED=call.backwards,
+            BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+
+    if call.rows and grid.queries:
+        call.fitted("top", grid.queries, launch)
+    ordered = torch.sort(weights, dim=-1, descending=True)
+    return Top(call.shaped(indices.gather(-1, ordered.indices).long()), call.shaped(ordered.values))
+
+
+def top_by_rows(call: Call, count: int, shift: torch.Tensor, inverse: torch.Tensor) -> Top:
+    """The same for many: rows of weights, some at a time, and PyTorch's own selection."""
+    grid = call.grid
+    some = min(count, grid.keys)
+    weights = torch.zeros((call.rows, grid.queries, count), device=call.device)
+    indices = torch.full((call.rows, grid.queries, count), -1, device=call.device)
+    step = max(1, STRIPS // max(1, call.rows * grid.keys))
+    for first in range(0, grid.queries, step):
+        chosen = np.arange(first, min(first + step, grid.queries))
+        values, places = rows(call, chosen, shift, inverse).topk(some, dim=-1)
+        values = torch.where(values.isnan().any(-1, keepdim=True), math.nan, values)  # which counts as the largest
+        weights[:, chosen[0] : chosen[-1] + 1, :some] = values
+        indices[:, chosen[0] : chosen[-1] + 1, :some] = torch.where(values > 0, places, -1)
+    return Top(call.shaped(indices), call.shaped(weights))
+
+
+def rows(call: Call, chosen: np.ndarray, shift: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """The exact weights of some queries, (batch · heads, len(chosen), keys)."""
+    grid = call.grid
+    weights = call.empty(len(chosen), grid.keys)
+    blocks = Blocks(16 if len(chosen) <= 16 else 64, 64, 4, 1)
+    programs = cdiv(len(chosen), blocks.rows) * cdiv(grid.keys, blocks.columns) * call.rows
+    if programs:
+        call.launch(
+            ("rows", len(chosen)), rows_of_weights, (programs,),
+            call.q, call.k, shift, inverse, spans.upload(chosen.astype(np.int32), call.device), weights,
+            call.q.stride(), call.k.stride(), call.mask.span, call.mask.arrays, call.scoring,
+            grid.queries, grid.keys, len(chosen),
+            BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+    return weights

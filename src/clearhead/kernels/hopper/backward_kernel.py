@@ -1,0 +1,391 @@
+"""Gradients on Hopper's own units: one pass over all pairs, five matrix products for a tile instead of seven.
+
+A program owns a block of keys, and tiles of queries go by, with the gradients of their outputs. Tiles are turned, keys
+down, so that weights are left operands where they are computed, in registers:
+
+    scoresᵀ = k @ qᵀ                        (rows of keys, columns of queries)
+    pᵀ      = 2^(c·scoresᵀ − shift)         `shift` of a query is c·peak + log2 total; +inf where it sees nothing
+    dpᵀ     = v @ doutᵀ
+    dsᵀ     = pᵀ · (dpᵀ − taken)            `taken` of a query is Σ dout · output − dlse
+    dv     += pᵀ @ dout
+    dk     += dsᵀ @ q
+    dq      = ds @ k                        added to what other blocks of keys give these queries
+
+One warp, the producer, copies tiles of queries and of gradients into a ring in shared memory. Two consumers, of four
+warps and 64 keys each, compute. For dq they need each other's ds, which goes through shared memory: a consumer computes
+the scores of the next tile before it asks for the other's, so that neither waits long, and takes exponentials while
+ds @ k is computed. FlashAttention-3's backward (Shah and others, 2024, arXiv:2407.08608) divides the work in this way.
+
+dq is added up in float32, in memory, in the order in which blocks come to it, so its last bits may differ from run to
+run. It lies there by pieces, in the order in which threads hold it, so that a thread adds four numbers at a time.
+
+CUT and FORM are the values of `gradients.py` that say how the work is cut up and what is computed.
+"""
+
+from __future__ import annotations
+
+import math
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from clearhead.kernels.hopper.pipeline import share
+
+LOG2E = gl.constexpr(math.log2(math.e))
+PRODUCER_REGISTERS = gl.constexpr(24)
+ROWS = gl.constexpr(64)  # keys of a consumer; and rows and columns of a piece of dq
+CONSUMERS = gl.constexpr(2)
+
+
+@gluon.jit
+def tiles_seen(first, queries, upper, lower, FORM: gl.constexpr, N: gl.constexpr):
+    """The tiles [begin, end) hold the queries that see some key of a block."""
+    begin = 0
+    end = queries
+    if FORM.value.upper:
+        begin = gl.minimum(gl.maximum(first - upper, 0), queries - 1) // N
+    if FORM.value.lower:
+        end = gl.minimum(gl.maximum(first + ROWS * CONSUMERS - lower, 0), queries)
+    return begin, gl.maximum((end + N - 1) // N, begin + 1)
+
+
+@gluon.jit
+def place_of(step, walk, FORM: gl.constexpr):
+    """The tile of a step, and which of the heads that share the keys it is from; past the last, any."""
+    begin, count = walk
+    member = 0
+    tile = step
+    if FORM.value.grouped:
+        member = step // count
+        tile = step - member * count
+    return begin + tile, member
+
+
+@gluon.jit
+def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
+    """Copy all tiles, and one more that nobody uses, each as soon as its slot is free."""
+    q_rows, dout_rows, shifts, batch, head, heads, tiles, steps, walk, ring = load
+    N: gl.constexpr = CUT.value.columns
+    for step in range(steps + 1):
+        slot = step % CUT.value.stages
+        tile, member = place_of(step, walk, FORM)
+        entry = ((batch * heads + head + member) * tiles + tile) * 2
+        mbarrier.wait(ring[4].index(slot), ((step // CUT.value.stages) & 1) ^ 1)
+        full = ring[3].index(slot)
+        mbarrier.expect(full, 2 * q_rows.block_type.nbytes + 2 * shifts.block_type.nbytes)
+        tma.async_copy_global_to_shared(q_rows, [batch, head + member, tile * N, 0], full, ring[0].index(slot))
+        tma.async_copy_global_to_shared(shifts, [entry * N], full, ring[2].index(slot * 2))
+        tma.async_copy_global_to_shared(dout_rows, [batch, head + member, tile * N, 0], full, ring[1].index(slot))
+        tma.async_copy_global_to_shared(shifts, [(entry + 1) * N], full, ring[2].index(slot * 2 + 1))
+
+
+@gluon.jit
+def await_tile(ring, step, CUT: gl.constexpr):
+    """Wait until the tile of this step is there."""
+    mbarrier.wait(ring[3].index(step % CUT.value.stages), (step // CUT.value.stages) & 1)
+
+
+@gluon.jit
+def tile_of(tiles, step, CUT: gl.constexpr):
+    """The queries of this step, or the gradients of their outputs: (columns, width)."""
+    tile = tiles.index(step % CUT.value.stages)
+    return tile.reshape([tile.shape[2], tile.shape[3]])
+
+
+@gluon.jit
+def numbers_of(ring, step, PART: gl.constexpr, CUT: gl.constexpr):
+    """Of the queries of this step the shift (0) or −taken (1)."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
+    return ring[2].index(step % CUT.value.stages * 2 + PART).load(gl.SliceLayout(0, layout))
+
+
+@gluon.jit
+def turned_product(block, tile, CUT: gl.constexpr):
+    """Start block @ tileᵀ."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
+    zeros = gl.full([ROWS, CUT.value.columns], 0.0, gl.float32, layout)
+    return warpgroup_mma(block, tile.permute((1, 0)), zeros, is_async=True, use_acc=False)
+
+
+@gluon.jit
+def weights(scores, ring, step, tile, bounds, numbers, k, FORM: gl.constexpr, CUT: gl.constexpr):
+    """The weights of a tile, 0 where a query does not see a key; packed in pairs, see `softmax.packed`."""
+    keys, upper, lower, first, mine = bounds
+    scale, softcap, factor = numbers
+    N: gl.constexpr = CUT.value.columns
+    shift = numbers_of(ring, step, 0, CUT)
+    if FORM.value.softcap:
+        scores = softcap - 2 * softcap * reciprocal(gl.exp2(scores * (scale / softcap * 2 * LOG2E)) + 1)
+    even, odd = gl.split(gl.reshape(gl.exp2(scores * factor - shift[None, :]), [ROWS, N // 2, 2]))
+    name: gl.constexpr = "bf16x2" if k.dtype == gl.bfloat16 else "f16x2"
+    p = gl.inline_asm_elementwise("cvt.rn." + name + ".f32 $0, $2, $1;", "=r,f,f", [even, odd], gl.int32, True, 1)
+    mixed = first + ROWS * CONSUMERS > keys
+    if FORM.value.upper:
+        mixed = mixed | (tile * N + upper < first + ROWS * CONSUMERS - 1)
+    if FORM.value.lower:
+        mixed = mixed | (tile * N + N - 1 + lower > first)
+    if mixed:  # a branch, also where it is never taken: the assembler would move the wait for dq up before it
+        key = (mine + gl.arange(0, ROWS, gl.SliceLayout(1, p.type.layout)))[:, None]
+        query = (tile * N + 2 * gl.arange(0, N // 2, gl.SliceLayout(0, p.type.layout)))[None, :]
+        p = gl.where(seen(query, key, keys, upper, lower, FORM), p, p & -65536)
+        p = gl.where(seen(query + 1, key, keys, upper, lower, FORM), p, p & 65535)
+    return p
+
+
+@gluon.jit
+def seen(query, key, keys, upper, lower, FORM: gl.constexpr):
+    """True where a query sees a key."""
+    found = (key < keys) & (query >= 0)
+    if FORM.value.upper:
+        found = found & (key <= query + upper)
+    if FORM.value.lower:
+        found = found & (key >= query + lower)
+    return found
+
+
+@gluon.jit
+def unpacked(pairs, k, layout: gl.constexpr):
+    """What `weights` gave, in k's type."""
+    rows: gl.constexpr = pairs.shape[0]
+    columns: gl.constexpr = pairs.shape[1] * 2
+    types: gl.constexpr = (k.dtype, k.dtype)
+    even, odd = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], types, True, 1)
+    return gl.convert_layout(gl.reshape(gl.join(even, odd), [rows, columns]), layout, assert_trivial=True)
+
+
+@gluon.jit
+def reciprocal(x):
+    """1 / x, to the last bit or two."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
+
+
+@gluon.jit
+def slope_of(p, shift, softcap):
+    """The slope of the cap, from the weights that came of it: 1 − (score / softcap)²; any number for a weight of 0."""
+    power = gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [p], gl.float32, True, 1)
+    score = gl.maximum(power + shift[None, :], -1000.0) * (1.0 / (softcap * LOG2E))  # −inf + inf becomes a number too
+    return 1.0 - score * score
+
+
+@gluon.jit
+def add_piece(dqs, piece, dq):
+    """Add a piece of dq, 64 by 64, to what is there, in the order in which threads hold it."""
+    x = gl.permute(gl.reshape(dq, [4, 2, 8, 8, 4, 2]), (0, 2, 4, 3, 1, 5))
+    x = gl.reshape(x, [128, 8, 4])
+    layout: gl.constexpr = x.type.layout
+    thread = gl.arange(0, 128, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    part = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    entry = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    base = dqs + piece.to(gl.int64) * (ROWS * ROWS)
+    at = thread[:, None, None] * 4 + part[None, :, None] * 512 + entry[None, None, :]
+    gl.atomic_add(base + at, x, sem="relaxed")
+
+
+@gluon.jit
+def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
+    """dk and dv of one consumer's keys, and its half of what the block of keys adds to dq."""
+    dk_rows, dv_rows, dqs, place, walk, steps, bounds, numbers, blocks, ring, exchange = work
+    N: gl.constexpr = CUT.value.columns
+    WIDTH: gl.constexpr = FORM.value.width
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, WIDTH, 16])
+    PIECE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, ROWS, 16])
+    batch, head, heads, key_head, tiles = place
+    first = bounds[3]
+    k_block, v_block, kv_full = blocks
+    ds_tiles, ds_full, done = exchange
+    mine = first + INDEX * ROWS
+    bounds = (bounds[0], bounds[1], bounds[2], first, mine)
+    k = k_block.index(INDEX).reshape([ROWS, WIDTH])
+    v = v_block.index(INDEX).reshape([ROWS, WIDTH])
+    type: gl.constexpr = k.dtype
+    dk = gl.full([ROWS, WIDTH], 0.0, gl.float32, SUMS)
+    dv = gl.full([ROWS, WIDTH], 0.0, gl.float32, SUMS)
+
+    mbarrier.wait(kv_full, 0)
+    await_tile(ring, 0, CUT)
+    scores = warpgroup_mma_wait(0, deps=(turned_product(k, tile_of(ring[0], 0, CUT), CUT),))
+    tile, _ = place_of(0, walk, FORM)
+    pairs = weights(scores, ring, 0, tile, bounds, numbers, k, FORM, CUT)
+    dq = gl.full([ROWS, ROWS], 0.0, gl.float32, PIECE)
+    piece = ((batch * heads + head) * tiles + tile) * 2 + INDEX
+    for step in range(steps):
+        # dp − taken, and dv of this tile; meanwhile dq of the tile before goes out
+        dout = tile_of(ring[1], step, CUT)
+        dp = gl.full([ROWS, N], 0.0, gl.float32, SCORES) + numbers_of(ring, step, 1, CUT)[None, :]
+        dp = warpgroup_mma(v, dout.permute((1, 0)), dp, is_async=True)
+        p = unpacked(pairs, k, SCORES)
+        p_left = gl.convert_layout(p, gl.DotOperandLayout(0, SUMS, 2), assert_trivial=True)
+        dv = warpgroup_mma(p_left, dout, dv, is_async=True)
+        add_piece(dqs, piece, dq)
+        dp = warpgroup_mma_wait(1, deps=(dp,))
+        ds = p.to(gl.float32) * dp
+        if FORM.value.softcap:
+            ds = ds * slope_of(p.to(gl.float32), numbers_of(ring, step, 0, CUT), numbers[1])
+        ds = ds.to(type)
+        # ds for both consumers, dk of this tile, the next tile's scores. The slot is free: the other consumer has used
+        # what was there before it gave its ds of the step before this, and this one has waited for that.
+        slot = step % 2
+        ds_tiles.index(slot * CONSUMERS + INDEX).store(ds)
+        fence_async_shared()
+        mbarrier.arrive(ds_full.index(slot), count=1)
+        ds_left = gl.convert_layout(ds, gl.DotOperandLayout(0, SUMS, 2), assert_trivial=True)
+        dk = warpgroup_mma(ds_left, tile_of(ring[0], step, CUT), dk, is_async=True)
+        await_tile(ring, step + 1, CUT)
+        scores = turned_product(k, tile_of(ring[0], step + 1, CUT), CUT)
+        # all that is done makes room: there is no register to spare
+        dv, dk, p_left, ds_left = warpgroup_mma_wait(1, deps=(dv, dk, p_left, ds_left))
+        # dq of this tile, the next tile's weights
+        mbarrier.wait(ds_full.index(slot), (step // 2) & 1)
+        dq = gl.full([ROWS, ROWS], 0.0, gl.float32, PIECE)
+        for other in gl.static_range(CONSUMERS):
+            left = ds_tiles.index(slot * CONSUMERS + other).permute((1, 0))
+            right = k_block.index(other).reshape([ROWS, WIDTH])
+            if N > ROWS:
+                left = left.slice(INDEX * ROWS, ROWS, dim=0)
+            else:
+                right = right.slice(INDEX * ROWS, ROWS, dim=1)
+            dq = warpgroup_mma(left, right, dq, is_async=True, use_acc=other > 0)
+        scores = warpgroup_mma_wait(CONSUMERS, deps=(scores,))
+        mbarrier.arrive(ring[4].index(step % CUT.value.stages), count=1)
+        tile, member = place_of(step, walk, FORM)
+        piece = ((batch * heads + head + member) * tiles + tile) * 2 + INDEX
+        tile, _ = place_of(step + 1, walk, FORM)
+        pairs = weights(scores, ring, step + 1, tile, bounds, numbers, k, FORM, CUT)
+        dq = warpgroup_mma_wait(0, deps=(dq,))
+
+    add_piece(dqs, piece, dq)
+    mbarrier.arrive(done, count=1)
+    v.store(dv.to(type))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(dv_rows, [batch, key_head, mine, 0], v_block.index(INDEX))
+    mbarrier.wait(done, 0)  # the other consumer reads these keys too
+    k.store((dk * numbers[0]).to(type))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(dk_rows, [batch, key_head, mine, 0], k_block.index(INDEX))
+    tma.store_wait(0)
+
+
+@gluon.jit
+def new_ring(q_rows, dout_rows, shifts, CUT: gl.constexpr):
+    """Slots for tiles and the numbers of their queries; a barrier each for 'it is there' and 'it has been used'."""
+    STAGES: gl.constexpr = CUT.value.stages
+    SHAPE: gl.constexpr = [STAGES, 1, 1, CUT.value.columns, q_rows.block_shape[3]]
+    queries = gl.allocate_shared_memory(q_rows.dtype, SHAPE, q_rows.layout)
+    douts = gl.allocate_shared_memory(dout_rows.dtype, SHAPE, dout_rows.layout)
+    numbers = gl.allocate_shared_memory(gl.float32, [STAGES * 2, CUT.value.columns], shifts.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=CONSUMERS)
+    return queries, douts, numbers, full, empty
+
+
+@gluon.jit(do_not_specialize=["queries", "keys", "key_heads", "total", "side", "group", "upper", "lower", "tiles"])
+def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, queries, keys, key_heads, total, side,
+            group, upper, lower, tiles, scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+    """dk and dv of one block of keys of one head, and what it adds to dq of all queries that see some of it."""
+    N: gl.constexpr = CUT.value.columns
+    WIDTH: gl.constexpr = FORM.value.width
+    blocks = (keys + ROWS * CONSUMERS - 1) // (ROWS * CONSUMERS)
+    block, number = share(gl.program_id(0), blocks, total, side)  # the first keys of a causal head are seen by most
+    key_head, batch = number % key_heads, number // key_heads
+    first = block * (ROWS * CONSUMERS)
+    head = key_head * group
+    heads = key_heads * group
+    begin, end = tiles_seen(first, queries, upper, lower, FORM, N)
+    count = end - begin
+    walk = (begin, count)
+    steps = count * group
+
+    k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, WIDTH], k_rows.layout)
+    v_block = gl.allocate_shared_memory(v_rows.dtype, [CONSUMERS, 1, 1, ROWS, WIDTH], v_rows.layout)
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(kv_full, count=1)
+    ring = new_ring(q_rows, dout_rows, shifts, CUT)
+    TURNED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, N], k_rows.dtype)
+    ds_tiles = gl.allocate_shared_memory(k_rows.dtype, [2 * CONSUMERS, ROWS, N], TURNED)
+    ds_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(ds_full.index(slot), count=CONSUMERS)
+    done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(done, count=CONSUMERS)
+    fence_async_shared()
+
+    mbarrier.expect(kv_full, CONSUMERS * (k_rows.block_type.nbytes + v_rows.block_type.nbytes))
+    for index in gl.static_range(CONSUMERS):
+        place = [batch, key_head, first + index * ROWS, 0]
+        tma.async_copy_global_to_shared(k_rows, place, kv_full, k_block.index(index))
+        tma.async_copy_global_to_shared(v_rows, place, kv_full, v_block.index(index))
+
+    work = (dk_rows, dv_rows, dqs, (batch, head, heads, key_head, tiles), walk, steps, (keys, upper, lower, first),
+            (scale, softcap, factor), (k_block, v_block, kv_full), ring, (ds_tiles, ds_full, done))  # fmt: skip
+    load = (q_rows, dout_rows, shifts, batch, head, heads, tiles, steps, walk, ring)
+    gl.warp_specialize(
+        [(consume, (work, 0, FORM, CUT)), (consume, (work, 1, FORM, CUT)), (produce, (load, FORM, CUT))],
+        [4, 1], [CUT.value.registers, PRODUCER_REGISTERS],
+    )  # fmt: skip
+
+
+@gluon.jit(
+    do_not_specialize=["first", "queries", "length", "padded", "batch_step", "head_step", "row_step"],
+    do_not_specialize_on_alignment=["peaks", "totals", "shifts"],
+)
+def lay_out(dout, output, peaks, totals, dlses, shifts, first, queries, length, padded, batch_step, head_step, row_step,
+            WIDTH: gl.constexpr, N: gl.constexpr, LSE: gl.constexpr):  # fmt: skip
+    """Shift and −taken of 64 queries, tile by tile; of those that are not there, or see nothing, +inf and 0."""
+    ACROSS: gl.constexpr = WIDTH // 8
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])
+    head = gl.program_id(1)
+    batch = gl.program_id(2)
+    number = (batch * gl.num_programs(1) + head).to(gl.int64)
+    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    column = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    inside = row < queries
+    place = number * length + first + row
+    peak = gl.load(peaks + place, inside, float("-inf"))
+    total = gl.load(totals + place, inside, 1.0)
+    seen = (peak > float("-inf")) & (total > 0)
+    dout += batch.to(gl.int64) * batch_step + head.to(gl.int64) * head_step
+    at = (first + row).to(gl.int64)[:, None]
+    given = gl.load(dout + at * row_step + column[None, :], inside[:, None], 0.0).to(gl.float32)
+    result = gl.load(output + place[:, None] * WIDTH + column[None, :], inside[:, None], 0.0).to(gl.float32)
+    taken = gl.sum(given * result, 1)
+    if LSE:
+        taken -= gl.load(dlses + place, inside, 0.0)
+    taken = gl.where(seen, taken, 0.0)
+    shift = gl.where(seen, peak * LOG2E + gl.log2(gl.where(seen, total, 1.0)), float("inf"))
+    entry = number * padded * 2 + row // N * (2 * N) + row % N
+    gl.store(shifts + entry, shift)
+    gl.store(shifts + entry + N, -taken)
+
+
+@gluon.jit(do_not_specialize=["first", "queries", "length", "padded"])
+def finish(dqs, dq_at, first, queries, length, padded, scale, WIDTH: gl.constexpr):
+    """One piece of dq, times scale, to its place among the rows of dq."""
+    block = gl.program_id(0)
+    part = gl.program_id(1)
+    number = gl.program_id(2).to(gl.int64)
+    held: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32, 1], [1, gl.num_warps(), 1], [2, 1, 0])
+    rows: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    group = gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, held)))
+    thread = gl.arange(0, 128, gl.SliceLayout(0, gl.SliceLayout(2, held)))
+    entry = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, held)))
+    base = dqs + number * padded * WIDTH + (block * (WIDTH // ROWS) + part) * (ROWS * ROWS)
+    at = group[:, None, None] * 512 + thread[None, :, None] * 4 + entry[None, None, :]
+    x = gl.load(base + at) * scale
+    # (8 groups of columns, warp, row, pair of columns, row + 8 or not, column) as rows and columns
+    x = gl.permute(gl.reshape(x, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
+    x = gl.convert_layout(gl.reshape(x, [ROWS, ROWS]), rows)
+    row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, rows))
+    column = part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, rows))
+    place = (number * length + first + row)[:, None] * WIDTH + column[None, :]
+    gl.store(dq_at + place, x.to(dq_at.dtype.element_ty), (row < queries)[:, None])

@@ -1,0 +1,187 @@
+"""Launching Hopper's attention kernel (`attend.py`): what it takes, how the work is cut up, what it gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from clearhead.kernels.gpu.call import processors
+from clearhead.kernels.gpu.launcher import Launches
+from clearhead.kernels.gpu.launcher import described as descriptor
+from clearhead.kernels.hopper.forward_kernel import attend
+from clearhead.kernels.hopper.schedule import CUTS, Cut, Spans, preferred, side_by_side
+
+DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is computed, as far as it changes the code."""
+
+    width: int
+    upper: bool  # query i sees no key after i + upper
+    lower: bool  # query i sees no key before i + lower
+    softcap: bool
+    entropy: bool
+    top: int = 0
+    groups: int = 16
+    spans: bool = False  # each query has a first and a last key of its own
+    alibi: bool = False
+    offsets: bool = False  # each batch row has its own position of query 0
+    unrounded: bool = False  # the output is given in float32 too
+    marked: bool = False  # rows are marked in which it is not finite
+
+
+class Alibi(NamedTuple):
+    """score − slope · |query + offset − key|: a slope for each head, in the unit of products (of scores if capped)."""
+
+    slopes: torch.Tensor
+    offset: Any  # a number, or a tensor of one for each batch row
+
+
+class Done(NamedTuple):
+    """Output (B, H, T, D) and, for each row (B, H, T), the largest score and Σ e^x, Σ x e^x of x = score − peak."""
+
+    output: torch.Tensor
+    peak: torch.Tensor
+    total: torch.Tensor
+    weighted: torch.Tensor | None
+    level: torch.Tensor | None = None  # a score (before scale, after softcap) that at least `top` keys reach
+    unrounded: torch.Tensor | None = None  # the output in float32
+    odd: torch.Tensor | None = None  # for each row: 1 where its output is not finite
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    causal_offset: int | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    entropy: bool = False,
+    top: int = 0,
+    cut: Cut | None = None,
+    alibi: Alibi | None = None,
+    spans: Spans | None = None,
+    launch: Launches | None = None,
+    unrounded: bool = False,
+    marked: bool = False,
+) -> Done:
+    """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
+
+    Query i sees no key after i + causal_offset, and none before i + causal_offset − window. A row that sees nothing has
+    output 0, peak −inf and total 0. With `spans` it sees those keys instead. Calls with one `launch` are of one kind.
+    """
+    batch, heads, queries, width = q.shape
+    upper = causal_offset or 0
+    # keys that nobody sees are left out: they may hold anything
+    start = 0 if window is None else max(upper - window, 0)
+    stop = k.shape[2] if causal_offset is None else min(k.shape[2], queries + upper)
+    if spans is not None:
+        start, stop = spans.start, spans.stop
+    if start:
+        k, v = k[:, :, start:], v[:, :, start:]
+    keys, upper = stop - start, upper - start
+    if spans is not None and spans.hidden is not None:
+        v = v[:, :, :keys].masked_fill(spans.hidden, 0.0)
+    if keys <= 0 or not q.shape[:3].numel():
+        lowest = torch.full((batch, heads, queries), -math.inf, device=q.device)
+        zero = torch.zeros_like(lowest)
+        output = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+        whole = output.float() if unrounded else None
+        return Done(output, lowest, zero, zero if entropy else None, lowest if top else None, whole)
+    launch = launch or Launches()
+    new = partial(launch.room, (batch, heads, queries), torch.float32, q.device)
+    output = launch.room((batch, heads, queries, width), q.dtype, q.device)
+    whole = launch.room(output.shape, torch.float32, q.device) if unrounded else None
+    odd = launch.room(output.shape[:3], torch.int32, q.device) if marked else None
+    peak, total, weighted, level = new(), new(), new() if entropy else None, new() if top else None
+    if spans is not None:
+        cut = spans.cut
+    elif cut is None:
+        seen = keys if causal_offset is None else (max(upper, 0) + min(queries + upper, keys)) // 2
+        cut = preferred(width, seen if window is None else min(window, seen))
+    form = Form(width, causal_offset is not None, window is not None or spans is not None, softcap is not None, entropy,
+                top, 16 if top <= 8 else 32, spans is not None, alibi is not None,
+                alibi is not None and isinstance(alibi.offset, torch.Tensor), unrounded, marked)  # fmt: skip
+    blocks = -(-queries // (cut.rows * cut.consumers))
+    jobs = blocks * heads * batch
+    side = 1
+    if causal_offset is not None and window is None:
+        side = side_by_side(blocks, heads * batch, q.device, persistent=cut.persistent)
+    edges, table, several = (peak, peak, 0) if spans is None else (spans.edges, spans.table, len(spans.edges) > 1)
+    slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
+    launch(
+        ("attend", entropy, top, unrounded, marked), attend,
+        (min(jobs, processors(q.device)) if cut.persistent else jobs,),
+        described(q, queries, cut.rows),
+        described(k, keys, cut.columns),
+        described(v, keys, cut.columns),
+        described(output, queries, cut.rows),
+        peak, total, total if weighted is None else weighted, peak if level is None else level,
+        peak if whole is None else whole, peak if odd is None else odd,
+        edges, table, slopes, offset, queries, keys, heads, heads // k.shape[1],
+        jobs, side, upper, upper - (window or 0), int(several),
+        scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
+        form, cut, num_warps=cut.rows // 16,
+    )  # fmt: skip
+    return Done(output, peak, total, weighted, level, whole, odd)
+
+
+def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:
+    """Why `forward` cannot compute this, in words."""
+    return unfit(q, v, CUTS) or (None if scale > 0 else f"scale {scale} is not above 0")
+
+
+def unfit(q: torch.Tensor, v: torch.Tensor, widths: Collection[int]) -> str | None:
+    """Why a kernel with tiles of these widths takes no such tensors."""
+    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
+        return "it is written for Hopper GPUs (compute capability 9.0)"
+    if q.dtype not in DTYPES:
+        return f"{q.dtype} is neither float16 nor bfloat16"
+    if q.shape[-1] not in widths or v.shape[-1] != q.shape[-1]:
+        known = ", ".join(map(str, widths))
+        return f"head_dim {q.shape[-1]} and value width {v.shape[-1]} are not one of {known}, both the same"
+    return None
+
+
+def described(array: torch.Tensor, length: int, rows: int) -> Any:
+    """A descriptor of the first `length` rows of each head, read and written by blocks of `rows`."""
+    fields = fields_of(array.shape, array.stride(), length, rows, array.dtype)
+    if not fields or array.data_ptr() % 16:
+        array = array.clone(memory_format=torch.contiguous_format)
+        fields = fields_of(array.shape, array.stride(), length, rows, array.dtype)
+    return descriptor(TensorDescriptor, array, **fields)
+
+
+@lru_cache(maxsize=256)
+def fields_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], length: int, rows: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """A descriptor, but for the address; empty where the copy engine cannot step by these strides."""
+    batch, heads, _, width = shape
+    # of an axis with one entry the stride does not matter, but the engine wants one that it could step by
+    steps = [stride if size > 1 else width for size, stride in zip(shape[:-1], strides[:-1], strict=True)]
+    if strides[-1] != 1 or any(step <= 0 or step % 8 for step in steps):
+        return {}
+    block = [1, 1, rows, width]
+    return {
+        "shape": [batch, heads, length, width],
+        "strides": [*steps, 1],
+        "block_shape": block,
+        "layout": layout_of(rows, width, dtype),
+    }
+
+
+@cache
+def layout_of(rows: int, width: int, dtype: torch.dtype) -> Any:
+    """How a block lies in shared memory."""
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], DTYPES[dtype])

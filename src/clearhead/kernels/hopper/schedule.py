@@ -1,0 +1,114 @@
+"""How Hopper's forward cuts up the work: blocks of queries and tiles of keys, and which of them meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from clearhead.kernels.gpu.call import processors
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the work is cut up: `rows` queries a consumer, 16 for each of its warps; `columns` keys a tile."""
+
+    columns: int = 128
+    stages: int = 2  # tiles of keys, and of values, that shared memory holds
+    consumers: int = 2
+    rows: int = 64
+    registers: int = 240  # of each thread of a consumer
+    overlap: bool = True
+    turns: bool = True
+    apart: bool = False  # the output has a place of its own in shared memory, so that the next queries come early
+    persistent: bool = False  # as many programs as there are processors, each with several blocks of queries
+
+
+# by head_dim, what 64k registers and 227 KB of shared memory hold
+CUTS = {
+    64: Cut(consumers=3, registers=160, overlap=False),
+    128: Cut(stages=3, turns=False),
+    256: Cut(columns=64),
+}
+# the same where queries see few keys, and a block's beginning and end would take much of its time
+SHORT = CUTS | {
+    64: Cut(stages=3, apart=True, persistent=True),
+    128: Cut(apart=True, persistent=True),
+}
+FEW = 2048  # keys that a query sees, in the mean
+WAVES = 4  # blocks for each processor, of heads side by side
+ROUNDS = 6  # blocks for each program, up to which it matters who has which
+
+
+def preferred(width: int, keys: int) -> Cut:
+    """The cut for a head_dim and the number of keys that a query sees, measured on an H200."""
+    return (SHORT if keys <= FEW else CUTS)[width]
+
+
+def side_by_side(
+    blocks: int, heads: int, device: torch.device, *, persistent: bool = False, waves: int | None = None
+) -> int:
+    """How many causal heads are worked on at a time, of each the blocks with the most to do first.
+
+    With many, no long block starts late; with few, what they read stays in the cache, which holds that of some waves.
+    Programs that take several blocks have even shares where all heads are sorted so, and about even ones of many
+    heads one after the other.
+    """
+    at_once = processors(device)
+    if persistent:
+        return heads if blocks * heads <= ROUNDS * at_once else 1
+    groups = max(1, heads // max(1, (waves or WAVES) * at_once // blocks))
+    return -(-heads // groups)
+
+
+class Spans(NamedTuple):
+    """The keys that each query sees, where that differs in other ways than by its place: one run of keys for each."""
+
+    edges: torch.Tensor  # (1 or B, T, 2): the first key and the one after the last, from `start` on
+    table: torch.Tensor  # (blocks of all batch rows, 8): first query, batch row, and tiles as `block_of` gives them
+    cut: Cut
+    start: int  # keys before it, and from `stop` on, are seen by no query
+    stop: int
+    hidden: torch.Tensor | None  # (1 or B, 1, stop − start, 1), True for keys between that no query sees
+
+
+def spans_of(
+    starts: np.ndarray, stops: np.ndarray, keys: int, width: int, on: torch.device, cut: Cut | None = None
+) -> Spans:
+    """Runs of keys on the device. Starts and stops are (1 or B, T); where start ≥ stop, a query sees nothing."""
+    none = starts >= stops
+    cut = cut or preferred(width, int(np.where(none, 0, stops - starts).sum()) // max(none.size, 1))
+    start = int(np.min(np.where(none, keys, starts), initial=keys))
+    stop = int(np.max(np.where(none, 0, stops), initial=0))
+    size = max(stop - start, 0)
+    # a query that sees nothing starts after all keys, and lets no tile be full
+    starts, stops = np.where(none, size, starts - start), np.where(none, 0, stops - start)
+    place = (size + 1) * np.arange(len(starts))[:, None]
+    begun, ended = (np.bincount((a + place).ravel(), minlength=place.size * (size + 1)) for a in (starts, stops))
+    seen = np.cumsum((begun - ended).reshape(len(starts), -1), axis=-1)  # by how many queries, less those that see none
+    hidden = seen[:, :size] + none.sum(-1, keepdims=True) == 0
+    edges = np.stack([starts, stops], axis=-1).astype(np.int32)
+    return Spans(
+        torch.from_numpy(edges).to(on),
+        torch.from_numpy(blocks_of(starts, stops, size, cut)).to(on),
+        cut,
+        start,
+        stop,
+        torch.from_numpy(hidden[:, None, :, None]).to(on) if hidden.any() else None,
+    )
+
+
+def blocks_of(starts: np.ndarray, stops: np.ndarray, keys: int, cut: Cut) -> np.ndarray:
+    """The table of `Spans`, blocks with the most tiles first: so the last ones to start are short."""
+    rows, columns = cut.rows * cut.consumers, cut.columns
+    pad = ((0, 0), (0, -starts.shape[-1] % rows))
+    starts, stops = (np.pad(a, pad, mode="edge").reshape(len(a), -1, rows) for a in (starts, stops))
+    base = np.minimum(starts.min(-1), keys - 1)
+    end = np.maximum(-(-(stops.max(-1) - base) // columns), 1)
+    low = np.clip(-(-(starts.max(-1) - base) // columns), 0, end - 1)
+    high = np.clip((stops.min(-1) - base) // columns, low, end - 1)
+    batch, block = np.indices(base.shape)
+    table = np.stack([block * rows, batch, base, low, high, end, end, end], axis=-1).reshape(-1, 8).astype(np.int32)
+    return table[np.argsort(-table[:, 5], kind="stable")]

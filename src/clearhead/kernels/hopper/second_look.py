@@ -1,0 +1,193 @@
+"""Launching Hopper's second look (`weights.py`, `top.py`): what keys received, a pooled map, the largest weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from clearhead.core.observations import Map, Top
+from clearhead.kernels.gpu.launcher import Launches
+from clearhead.kernels.gpu.launcher import described as descriptor
+from clearhead.kernels.gpu.observe_kernel import pool
+from clearhead.kernels.gpu.tuning import pooling
+from clearhead.kernels.hopper.forward import Done, described
+from clearhead.kernels.hopper.schedule import side_by_side
+from clearhead.kernels.hopper.top_kernel import HELD, choose, search
+from clearhead.kernels.hopper.weights_kernel import by_key, lay_out
+
+
+@dataclass(frozen=True)
+class LookCut:
+    """How the work is cut up: `rows` keys a consumer, 16 for each of its warps; `columns` queries a tile."""
+
+    columns: int = 128
+    stages: int = 3
+    consumers: int = 3
+    rows: int = 64
+    registers: int = 160
+    offered: int = 16  # weights that a thread compares with their levels at once: 16 or 32
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is wanted, as far as it changes the code."""
+
+    width: int
+    upper: bool  # query i sees no key after i + upper
+    lower: bool  # query i sees no key before i + lower
+    softcap: bool
+    received: bool
+    map: bool
+    pooled: bool  # the keys of a warp are in one cell of the map
+    top: bool
+    even: bool  # all bins have the same number of queries
+    careful: bool = False
+
+
+class Found(NamedTuple):
+    """What was wanted: (B, H, S); (B, H, rows, columns) twice; (B, H, T, top) twice."""
+
+    received: torch.Tensor | None = None
+    map: Map | None = None
+    top: Top | None = None
+
+
+def look(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    done: Done,
+    scale: float,
+    causal_offset: int | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    received: int | None = None,
+    map: tuple[int, int] | None = None,
+    top: int = 0,
+    cut: LookCut | None = None,
+    launch: Launches | None = None,
+) -> Found:
+    """What each key received of the last `received` queries, the weights pooled, the `top` largest of each query.
+
+    q (B, H, T, D), k (B, Hk, S, D) and the rest as `forward` took them; `done` is what it gave, with the same
+    `top`. Calls with one `launch` are of one kind. Everything comes from one product of all queries with all keys, or
+    two where `received` counts but some.
+    """
+    batch, heads, queries, width = q.shape
+    if received is not None and received < queries and (map or top):
+        options = (q, k, done, scale, causal_offset, window, softcap)
+        alone = look(*options, received=received, cut=cut, launch=launch)
+        return look(*options, map=map, top=top, cut=cut, launch=launch)._replace(received=alone.received)
+    keys = k.shape[2]
+    launch = launch or Launches()
+    new = partial(launch.room, dtype=torch.float32, device=q.device)
+    count, cells = (min(map[0], queries), min(map[1], keys)) if map else (1, 1)
+    got = new((batch, heads, keys)) if received is not None else None
+    if not q.shape[:3].numel() or not keys:
+        flat = Map(*new((2, batch, heads, count, cells)).zero_()) if map else None
+        none = torch.full((batch, heads, queries, top), -1, device=q.device)
+        return Found(None if got is None else got.zero_(), flat, Top(none, new(none.shape).zero_()) if top else None)
+    largest = -(-queries // count)  # bin
+    cut = cut or preferred(width, largest, bool(top))
+    each = -(-largest // cut.columns)
+    pooled = bool(map) and keys % (cells * 16) == 0
+    units = keys // 16 if pooled else keys
+    strips = batch * heads * count * units if map else 0
+    # all that starts from zero, in one piece: a flag, how many weights each query has, the strips of a map
+    sizes = (-(-strips // 4) * 4, -(-strips // 4) * 4, 4 + (batch * heads * queries if top else 0))
+    sums, tops, flags = launch.zeros((sum(sizes),), torch.float32, q.device).split_with_sizes(sizes)
+    large = counts = flags.view(torch.int32)
+    if top:
+        counts = large[4:]
+    shifts = new((batch * heads * count * each * cut.columns * 3,))
+    found = launch.room((batch, heads, queries, HELD) if top else (0,), torch.int64, q.device)
+    upper = causal_offset or 0
+    lower = upper - (window or 0)
+    factor = (scale if softcap is None else 1.0) * math.log2(math.e)
+    plain, careful = looks(
+        width, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map), pooled,
+        bool(top), queries % count == 0,
+    )  # fmt: skip
+    name = (received, map, top)
+    launch(
+        ("lay out", name), lay_out, (count * each, batch * heads),
+        done.peak, done.total, done.level if top else done.peak, shifts, large,
+        queries, queries - (queries if received is None else received), count, each, queries // count,
+        scale if softcap is None else 1.0, factor, cut.columns, plain.even, num_warps=1,
+    )  # fmt: skip
+    rows = (described(q, queries, cut.columns), described(k, keys, cut.rows), numbers(shifts, cut.columns))
+    blocks = -(-keys // (cut.rows * cut.consumers))
+    side = 1
+    if causal_offset is not None and window is None:
+        side = side_by_side(blocks, batch * heads, q.device)
+    for form in (plain, careful):
+        launch(
+            ("by key", name, form.careful), by_key, (blocks * batch * heads,),
+            *rows, sums if got is None else got, sums, tops, counts, found, large,
+            queries, keys, heads, batch * heads, side, heads // k.shape[1], upper, lower, count, each, queries // count,
+            scale, softcap or 1.0, factor, form, cut, num_warps=cut.rows // 16,
+        )  # fmt: skip
+    flat = None
+    if map:
+        flat = Map(new((batch, heads, count, cells)), new((batch, heads, count, cells)))
+        at_once, units_at_once = pooling(units, cells)
+        launch(
+            ("pool", name), pool, (batch * heads * count, -(-cells // at_once)),
+            sums, tops, *flat, units, queries, keys, count, cells, 0, EVEN=plain.even and units % cells == 0,
+            CELLS=at_once, BN=units_at_once, num_warps=2,
+        )  # fmt: skip
+    best = None
+    if top:
+        lists = (batch, heads, queries, top)
+        best = Top(launch.room(lists, torch.int64, q.device), new(lists))
+        launch(
+            ("choose", name), choose, (-(-batch * heads * queries // 128),),
+            counts, found, done.peak, done.total, best.weights, best.indices, batch * heads * queries,
+            scale if softcap is None else 1.0, factor, top, num_warps=4,
+        )  # fmt: skip
+        if q.stride(-1) != 1 or k.stride(-1) != 1:
+            q, k = q.contiguous(), k.contiguous()
+        launch(
+            ("search", name), search, (-(-queries // 64), heads, batch),
+            q, k, counts, done.peak, done.total, best.weights, best.indices, *q.stride()[:3], *k.stride()[:3],
+            queries, keys, heads // k.shape[1], upper, lower, scale, softcap or 1.0, factor,
+            TOP=top, K=max(2, 1 << (top - 1).bit_length()), WIDTH=width, UPPER=plain.upper, LOWER=plain.lower,
+            SOFTCAP=plain.softcap, HELD=HELD, BM=64, BN=64, num_warps=4, num_stages=1,
+        )  # fmt: skip
+    return Found(got, flat, best)
+
+
+@lru_cache(maxsize=256)
+def looks(*given: Any) -> tuple[Look, Look]:
+    """The quick form and the careful one."""
+    form = Look(*given)
+    return form, replace(form, careful=True)
+
+
+@lru_cache(maxsize=256)
+def preferred(width: int, bin: int, top: bool) -> LookCut:
+    """The cut for a head_dim, the number of queries in a bin of the map, and whether the largest are wanted.
+
+    Measured on an H200. A query waits for its list in memory: more tiles ahead give the others something to do.
+    """
+    if width == 256:
+        return LookCut(64, 3, 2, 64, 240)
+    return LookCut(64 if bin <= 64 else 128, 4 if top else 3, offered=16 if bin <= 64 else 32)
+
+
+def numbers(array: torch.Tensor, columns: int) -> Any:
+    """A descriptor of numbers for each query, read by tiles."""
+    return descriptor(
+        TensorDescriptor, array, shape=[array.numel()], strides=[1], block_shape=[columns], layout=tiles_of(columns)
+    )
+
+
+@cache
+def tiles_of(columns: int) -> Any:
+    """How such a tile lies in shared memory."""
+    return gl.NVMMASharedLayout.get_default_for([columns], gl.float32)

@@ -1,0 +1,93 @@
+"""How many threads the compiled kernel uses: what was asked for, or what this process may have."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+from clearhead.core.errors import ArgumentError
+
+MOST = 4096
+
+_threads: int | None = None
+
+
+def set_threads(count: int | None) -> None:
+    """How many threads the compiled kernel uses; None for what CLEARHEAD_THREADS says, or what the process may have.
+
+    That is the least of its cores, its cgroup's CPU quota, OMP_NUM_THREADS and, for tensors, `torch.get_num_threads()`.
+    The result is the same, bit by bit, whatever the number.
+
+    >>> set_threads(1)
+    >>> threads()
+    1
+    >>> set_threads(None)
+    """
+    global _threads
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST):
+        raise ArgumentError("count", f"is {count!r}, expected a whole number from 1 to {MOST}, or None for all cores")
+    _threads = count
+
+
+def threads(library: str = "numpy") -> int:
+    """How many threads the compiled kernel uses now, for arrays of a library."""
+    if _threads is not None:
+        return _threads
+    given = os.environ.get("CLEARHEAD_THREADS")
+    if given is not None:
+        # [0-9], since `isdigit` is also true of "²"; few of them, since Python reads no number of thousands of digits
+        if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= MOST:
+            raise ArgumentError("CLEARHEAD_THREADS", f"is {given!r}, expected a whole number from 1 to {MOST}")
+        return int(given)
+    limits = [cores(), quota(), openmp()]
+    if library == "torch":
+        limits.append(sys.modules["torch"].get_num_threads())
+    return min(limit for limit in limits if limit is not None)
+
+
+def cores() -> int:
+    """The cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def openmp() -> int | None:
+    """What OMP_NUM_THREADS says of the outermost level; None where it says nothing that can be read."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return max(int(first), 1) if re.fullmatch("[0-9]{1,9}", first) else None
+
+
+@cache
+def quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """How many cores' time the process's cgroup may use, rounded up, in either version; None without a limit."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return None
+    found = []
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if not names:
+            found += [_allowed(folder / "cpu.max") for folder in _upwards(root, path)]
+        elif "cpu" in names.split(","):
+            for mount in {root / names, root / "cpu"}:
+                found += [_allowed(f / "cpu.cfs_quota_us", f / "cpu.cfs_period_us") for f in _upwards(mount, path)]
+    return min((math.ceil(share) for share in found if share is not None), default=None)
+
+
+def _upwards(root: Path, path: str) -> list[Path]:
+    """A cgroup's folder and those above it, whose limits hold for it too; in a container some may not be there."""
+    place = root / path.lstrip("/")
+    return [folder for folder in (place, *place.parents) if folder.is_relative_to(root)]
+
+
+def _allowed(*files: Path) -> float | None:
+    """Time by period, in one file or two; None where there is no limit ("max", or −1) or no file."""
+    try:
+        time, period = (int(word) for file in files for word in file.read_text().split())
+    except (OSError, ValueError):
+        return None
+    return time / period if time > 0 and period > 0 else None

@@ -1,0 +1,1 @@
+"""What a call costs: planned, counted on paper, measured."""

@@ -1,0 +1,169 @@
+"""What a call would do before it does it: the kernel, why not another, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clearhead.core.arrays import Array, dtype_name
+from clearhead.core.grid import Grid
+from clearhead.core.mask import Mask
+from clearhead.core.positions import Bias
+from clearhead.core.problem import Problem, pose
+from clearhead.kernels.choose import compare
+
+# Tiles of this size are where a mask is looked at for what it lets a kernel skip.
+TILE = 256
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The chosen kernel, why each other one was not, and what the call costs.
+
+    `pairs` counts the query–key pairs in tiles that are not empty, over all batch rows and heads; `flops` follow from
+    it. `bytes_moved` is what must be read and written once; `matrix_bytes` what the full T×S matrix would take.
+    """
+
+    kernel: str
+    others: dict[str, str]
+    problem: str
+    pairs: int
+    all_pairs: int
+    flops: int
+    bytes_moved: int
+    matrix_bytes: int
+
+    def __str__(self) -> str:
+        share = self.pairs / self.all_pairs if self.all_pairs else 1.0
+        lines = [
+            self.problem,
+            f"  kernel        {self.kernel}",
+            *(f"  not {name:<9} {reason}" for name, reason in self.others.items()),
+            f"  pairs         {self.pairs:,} of {self.all_pairs:,} ({share:.1%})",
+            f"  FLOPs         {quantity(self.flops, 1000, 'FLOP')}",
+            f"  bytes moved   {quantity(self.bytes_moved, 1024, 'B')}",
+            f"  full matrix   {quantity(self.matrix_bytes, 1024, 'B')}"
+            + ("" if self.kernel == "dense" else ", never built"),
+        ]
+        return "\n".join(lines)
+
+
+def plan(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: tuple[float, int] | None = None,
+    kernel: str | None = None,
+) -> Plan:
+    """Which kernel `attention` would run with these arguments, why each other would not, and what it costs.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q = k = v = np.zeros((8, 4096, 64), dtype=np.float32)
+    >>> print(ch.plan(q, k, v, mask=ch.window(255), kernel="tiled"))
+    numpy float32 · heads 8 · 4,096 queries × 4,096 keys · 64 features · window(255)
+      kernel        tiled
+      not compiled  'tiled' was asked for
+      not vendor    'tiled' was asked for
+      not triton    'tiled' was asked for
+      not dense     'tiled' was asked for
+      pairs         16,252,928 of 134,217,728 (12.1%)
+      FLOPs         4.161 GFLOP
+      bytes moved   32 MiB
+      full matrix   512 MiB, never built
+    """
+    problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    chosen, others = compare(problem, kernel)
+    grid = problem.grid
+    copies = grid.heads
+    for size in grid.batch:
+        copies *= size
+    pairs = grid.queries * grid.keys if problem.mask is None else live_pairs(problem.mask, grid)
+    features, width = problem.q.shape[-1], problem.width
+    item = 2 if dtype_name(problem.q) in ("float16", "bfloat16") else 4 if dtype_name(problem.q) == "float32" else 8
+    elements = sum(_elements(a) for a in (problem.q, problem.k, problem.v)) + copies * grid.queries * width
+    return Plan(
+        kernel=chosen.name,
+        others=others,
+        problem=_described(problem),
+        pairs=copies * pairs,
+        all_pairs=copies * grid.queries * grid.keys,
+        flops=2 * copies * pairs * (features + width),  # a multiply and an add in q·kᵀ, and again in weights·v
+        bytes_moved=elements * item,
+        matrix_bytes=copies * grid.queries * grid.keys * max(item, 4),
+    )
+
+
+def live_pairs(mask: Mask, grid: Grid) -> int:
+    """Query–key pairs in tiles that are not empty, for one batch row and head.
+
+    Halves are halved until they are decided or as small as a tile, so a long sequence costs what its edges cost.
+    """
+
+    def count(rows: range, columns: range) -> int:
+        if not rows or not columns:
+            return 0
+        known = mask.decide(rows, columns, grid)
+        small = len(rows) <= TILE and len(columns) <= TILE
+        if known is None and small:
+            known = mask.tile(rows, columns, grid) is not False
+        if known is False:
+            return 0
+        if known is True:
+            return len(rows) * len(columns)
+        return sum(count(r, c) for r in _halves(rows) for c in _halves(columns))
+
+    return count(range(grid.queries), range(grid.keys))
+
+
+def _halves(part: range) -> list[range]:
+    if len(part) <= TILE:
+        return [part]
+    middle = part.start + -(-len(part) // (2 * TILE)) * TILE
+    return [range(part.start, middle), range(middle, part.stop)]
+
+
+def _elements(array: Array) -> int:
+    count = 1
+    for size in array.shape:
+        count *= size
+    return count
+
+
+def _described(problem: Problem) -> str:
+    grid = problem.grid
+    words = [f"{problem.library.name} {dtype_name(problem.q)}"]
+    if grid.batch:
+        words.append(f"batch {' × '.join(map(str, grid.batch))}")
+    shared = f" over {problem.key_heads}" if problem.group > 1 else ""
+    words += [f"heads {grid.heads}{shared}", f"{grid.queries:,} queries × {grid.keys:,} keys"]
+    words.append(
+        f"{problem.q.shape[-1]} features" + (f", {problem.width} out" if problem.width != problem.q.shape[-1] else "")
+    )
+    words += [str(part) for part in (problem.mask, problem.bias) if part is not None]
+    if problem.softcap is not None:
+        words.append(f"softcap {problem.softcap:g}")
+    if problem.sinks is not None:
+        words.append("sinks")
+    if problem.dropout is not None:
+        words.append(f"dropout {problem.dropout.probability:g}")
+    return " · ".join(words)
+
+
+def quantity(value: float, base: int, unit: str) -> str:
+    """A number of bytes or operations with the prefix that makes it short.
+
+    >>> quantity(5_000_000, 1000, "FLOP"), quantity(3 * 2**20, 1024, "B")
+    ('5 MFLOP', '3 MiB')
+    """
+    size = float(value)
+    binary = "i" if base == 1024 else ""
+    for prefix in ("", *(p + binary for p in ("k" if base == 1000 else "K", "M", "G", "T", "P"))):
+        if size < base:
+            return f"{size:.4g} {prefix}{unit}"
+        size /= base
+    return f"{size:.4g} E{binary}{unit}"

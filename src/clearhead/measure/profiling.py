@@ -1,0 +1,261 @@
+"""profile(): time and peak memory, measured, of the formula with its matrix and of the best kernel, as lengths grow."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import textwrap
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from clearhead.calls import attention
+from clearhead.core.errors import ArgumentError
+from clearhead.core.mask import Mask
+from clearhead.kernels.compiled import compiled
+from clearhead.measure.plans import plan, quantity
+
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
+# A call is timed again until this much time has gone by, and the quickest counts: what disturbs only ever slows
+ENOUGH = 0.2
+# What the formula may take of the memory that is free
+SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The quickest of some calls in seconds, and the most memory that one held beyond its inputs, in bytes."""
+
+    seconds: float
+    peak: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One length: the formula's time and memory, None where it was not run, and the kernel's; the matrix's size."""
+
+    length: int
+    matrix: int
+    formula: Measured | None
+    kernel: Measured
+    name: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """time ∝ length^exponent, and the standard error of that exponent."""
+
+    exponent: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"time grows as n^{self.exponent:.2f} ± {self.error:.2f}"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured, length by length. `print` it, or ask for `json()`; `plot_profile` draws it."""
+
+    heads: int
+    features: int
+    dtype: str
+    mask: str | None
+    points: tuple[Point, ...]
+    stopped: str | None
+
+    @property
+    def formula_fit(self) -> Fit | None:
+        """How the formula's time grows; None with fewer than three lengths."""
+        return fit([(p.length, p.formula.seconds) for p in self.points if p.formula is not None])
+
+    @property
+    def kernel_fit(self) -> Fit | None:
+        """How the kernel's time grows; None with fewer than three lengths."""
+        return fit([(p.length, p.kernel.seconds) for p in self.points])
+
+    def blocks(self) -> list[str]:
+        """The tables, one for the formula and one for the kernel, each at most 60 columns wide."""
+        heading = f"{self.heads} heads, {self.features} features, {self.dtype}"
+        first = [heading + (f", {self.mask}" if self.mask else ""), "", "the formula, with its matrix"]
+        first.append(f"{'length':>8} {'time':>10} {'growth':>7} {'peak':>10} {'matrix':>10}")
+        second = ["", "", f"the kernel{'s' if len(self.names) > 1 else ''} {', '.join(map(repr, self.names))}"]
+        second.append(f"{'length':>8} {'time':>10} {'growth':>7} {'peak':>10}")
+        before: Point | None = None
+        for point in self.points:
+            matrix = quantity(point.matrix, 1024, "B")
+            if point.formula is None:
+                first.append(f"{point.length:>8,} {'not run':>10} {'':>7} {'':>10} {matrix:>10}")
+            else:
+                first.append(
+                    _row(point.length, point.formula, None if before is None else before.formula) + f" {matrix:>10}"
+                )
+            second.append(_row(point.length, point.kernel, None if before is None else before.kernel))
+            before = point
+        for rows, found in ((first, self.formula_fit), (second, self.kernel_fit)):
+            if found is not None:
+                rows += ["", str(found)]
+        if self.stopped:
+            first += ["", *textwrap.wrap(self.stopped, 60)]
+        return ["\n".join(first), "\n".join(second)]
+
+    @property
+    def names(self) -> list[str]:
+        """The kernels that ran."""
+        return list(dict.fromkeys(point.name for point in self.points))
+
+    def __str__(self) -> str:
+        return "\n".join(block.strip("\n") + "\n" for block in self.blocks()).rstrip()
+
+    def json(self) -> str:
+        """Every number that was measured."""
+        fits = {"formula_fit": self.formula_fit, "kernel_fit": self.kernel_fit}
+        found = {name: None if one is None else asdict(one) for name, one in fits.items()}
+        return json.dumps(asdict(self) | found)
+
+
+def _row(length: int, now: Measured, before: Measured | None) -> str:
+    growth = f"× {now.seconds / before.seconds:.2f}" if before is not None else ""
+    return f"{length:>8,} {_seconds(now.seconds):>10} {growth:>7} {quantity(now.peak, 1024, 'B'):>10}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
+
+
+def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
+    """The exponent of a power law through (length, seconds), by least squares of logarithms, and its standard error.
+
+    >>> fit([(1, 3.0), (2, 12.0), (4, 48.0)])
+    Fit(exponent=2.0, error=0.0)
+    """
+    if len(points) < 3:
+        return None
+    x, y = np.log(np.array(points)).T
+    x = x - x.mean()
+    slope = float(x @ y / (x @ x))
+    rest = y - y.mean() - slope * x
+    error = math.sqrt(float(rest @ rest) / (len(points) - 2) / float(x @ x))
+    return Fit(round(slope, 12), round(error, 12))
+
+
+def profile(
+    lengths: Sequence[int] | None = None,
+    *,
+    heads: int = 8,
+    features: int = 64,
+    dtype: str = "float32",
+    mask: Mask | None = None,
+    memory: int | None = None,
+    seconds: float = 60.0,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Profile:
+    """Measure the formula with its matrix against the best kernel, for growing lengths.
+
+    >>> import clearhead as ch
+    >>> found = ch.profile([64, 128, 256], heads=1, features=16)
+    >>> [point.matrix for point in found.points]
+    [16384, 65536, 262144]
+
+    Memory is what NumPy allocated at its peak beyond the inputs. The formula is not run where it would take more than
+    `memory` bytes, half of what is free unless given, or where the `seconds` for all lengths would be spent; the report
+    says where that is. `progress(done, of, words)` is called before each measurement.
+    """
+    chosen = _checked(lengths, heads, features, dtype, seconds)
+    limit = free_memory() * SHARE if memory is None else memory
+    points: list[Point] = []
+    stopped = None
+    ends = time.perf_counter() + seconds
+    for done, length in enumerate(chosen):
+        q, k, v = _inputs(heads, length, features, dtype)
+        found = plan(q, k, v, mask=mask)
+        if progress is not None:
+            progress(2 * done, 2 * len(chosen), f"{found.kernel}, {length:,}")
+        kernel = measure(partial(attention, q, k, v, mask=mask))
+        formula = None
+        if stopped is None:
+            stopped = _stop(points, length, found.matrix_bytes, limit, ends)
+        if stopped is None:
+            if progress is not None:
+                progress(2 * done + 1, 2 * len(chosen), f"the formula, {length:,}")
+            formula = measure(partial(attention, q, k, v, mask=mask, kernel="dense"))
+        points.append(Point(length, found.matrix_bytes, formula, kernel, found.kernel))
+        if time.perf_counter() > ends:
+            break
+    return Profile(heads, features, dtype, None if mask is None else repr(mask), tuple(points), stopped)
+
+
+def _checked(lengths: Any, heads: Any, features: Any, dtype: str, seconds: float) -> list[int]:
+    chosen = list(LENGTHS if lengths is None else lengths)
+    for name, values in (("lengths", chosen), ("heads", [heads]), ("features", [features])):
+        if not values or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in values):
+            raise ArgumentError(name, f"is {values!r}, expected whole numbers of at least 1")
+    if dtype not in ("float16", "float32", "float64"):
+        raise ArgumentError("dtype", f"is {dtype!r}, expected one of float16, float32, float64")
+    if not seconds > 0:
+        raise ArgumentError("seconds", f"is {seconds!r}, expected a number above 0")
+    return sorted(map(int, chosen))
+
+
+def _inputs(heads: int, length: int, features: int, dtype: str) -> tuple[np.ndarray, ...]:
+    draw = np.random.default_rng(0).standard_normal
+    return tuple(draw((heads, length, features), dtype=np.float32).astype(dtype) for _ in range(3))
+
+
+def _stop(points: list[Point], length: int, matrix: int, limit: float, ends: float) -> str | None:
+    """Why the formula is not to be run at this length, by what it took at the one before."""
+    ran = [(point, point.formula) for point in points if point.formula is not None]
+    ratio, took = 4.0, 0.0
+    if ran:
+        last, formula = ran[-1]
+        ratio = max(formula.peak / last.matrix, 1.0)
+        took = formula.seconds * (length / last.length) ** 2
+    if matrix * ratio > limit:
+        needed, free = quantity(matrix * ratio, 1024, "B"), quantity(limit, 1024, "B")
+        return f"the formula stops before {length:,}: it would hold about {needed}, and may hold {free}"
+    # twice for memory and for time, and again until there was enough of it
+    if time.perf_counter() + 3 * took > ends:
+        return f"the formula stops before {length:,}: it would take about {_seconds(took)} a call"
+    return None
+
+
+def measure(call: Callable[[], Any]) -> Measured:
+    """Time and peak memory of a call, in runs of their own: watching memory takes time."""
+    running = tracemalloc.is_tracing()
+    if not running:
+        tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    compiled.used = 0
+    call()
+    # what the compiled kernel packs is not Python's to count; the kernel counts it itself
+    peak = tracemalloc.get_traced_memory()[1] - before + compiled.used
+    if not running:
+        tracemalloc.stop()
+    best, spent = math.inf, 0.0
+    while spent < ENOUGH:
+        start = time.perf_counter()
+        call()
+        took = time.perf_counter() - start
+        best, spent = min(best, took), spent + took
+    return Measured(best, max(peak, 0))
+
+
+def free_memory() -> int:
+    """Bytes of memory that can be had now."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return 2**32

@@ -1,0 +1,230 @@
+"""watch(): what a PyTorch model attended to, with no change to the model."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+try:
+    import torch
+    from torch import nn
+except ImportError:
+    raise ImportError("watch needs PyTorch: pip install 'clearhead[torch]'") from None
+
+from clearhead.core.errors import ArgumentError
+from clearhead.watching import mode
+from clearhead.watching.names import Tokens
+from clearhead.watching.padding import as_fast_path
+from clearhead.watching.recorder import Recorder
+from clearhead.watching.seen import Seen
+from clearhead.watching.wants import wanted
+
+TOO_LATE = "torch.compile was first used while watch was open, and what it compiled was not seen: compile it before"
+
+
+class watch:
+    """Watch every attention call that a model makes, without changing the model or what it computes.
+
+    >>> import torch, clearhead as ch
+    >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3).eval()
+    >>> with ch.watch(model) as seen:
+    ...     output = model(torch.zeros(1, 7, 16))
+    >>> [call.name for call in seen]
+    ['layers.0.self_attn', 'layers.1.self_attn', 'layers.2.self_attn']
+    >>> seen["layers.2.self_attn"].entropy.shape, seen.layer(0)[0].received.shape
+    (torch.Size([1, 2, 7]), torch.Size([1, 2, 7]))
+
+    While it is open, every `scaled_dot_product_attention` that the model makes, in any module and on any thread, is
+    observed: one kernel computes the output and what was attended to. Hugging Face models on "sdpa", timm's and
+    nanoGPT's are seen like this, and so are `nn.MultiheadAttention` and `nn.TransformerEncoder`.
+
+    - layers: which layers: numbers, or names of modules, where * stands for anything. A layer's number is the first
+      number in its module's name.
+    - heads: which heads; only those are kept, and the model's own call computes the output.
+    - want: what to observe, as `observe` takes it: top, received, map, queries, weights. And distance=True, the mean
+      distance; keep=True, queries and keys, so that rollouts and rows can be asked for later; output=True, the outputs.
+      Without it, all that `summary` shows.
+    - tokens: a list of tokens, one for each batch row where there are several, or a tokenizer.
+    - on_device: leave what was observed where the model is, and not on the CPU.
+
+    The result is that of clearhead's kernel, within the error budget of PyTorch's. Where the model is training (it
+    drops weights, or gradients are wanted) its own call computes the result, and is observed beside it; observations
+    speak of the weights before dropout. A query that may attend to nothing gives 0, as PyTorch's does.
+
+    Code that `torch.compile` has compiled runs uncompiled while watch is open, in all threads, and so is seen. What
+    attends and cannot be seen (attention in steps, a kernel of its own, TorchScript) is said by name in `seen.missed`
+    when watch closes. Steps are known by what is computed, softmax(a @ b) @ c; where the softmax itself is written in
+    steps, by what the module is called.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layers: Iterable[int | str] | int | str | None = None,
+        heads: Iterable[int] | int | None = None,
+        want: Mapping[str, Any] | None = None,
+        tokens: Any = None,
+        on_device: bool = False,
+    ) -> None:
+        model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+        if not isinstance(model, nn.Module):
+            raise ArgumentError("model", f"is a {type(model).__name__}, expected a torch.nn.Module")
+        self.recorder = Recorder(model, wanted(want), _layers(layers), _heads(heads), Tokens(tokens), on_device)
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> Seen:
+        if self.recorder.closed or self.handles:
+            raise ArgumentError("watch", "has been opened before; another call of watch makes a new one")
+        recorder = self.recorder
+        uncompiled.begin()
+        for name, module in recorder.root.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            self.handles += [
+                module.register_forward_pre_hook(Hook(_before, recorder, name), prepend=True, with_kwargs=True),
+                module.register_forward_hook(Hook(_after, recorder, name), always_call=True, with_kwargs=True),
+            ]
+        return recorder.seen
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        mode.stop(self.recorder)  # on only where a run was interrupted
+        self.recorder.close(self._let_go)
+        if uncompiled.too_late:
+            self.recorder.refused.setdefault("", TOO_LATE)
+        uncompiled.end()
+        self.recorder.settle()
+
+    def _let_go(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+
+class Hook:
+    """A hook of one watch on one module. In a copy of the model it does nothing: that is not watched."""
+
+    only_looks = True  # what a module computes is not for it to change
+
+    def __init__(self, does: Callable[..., Any], recorder: Recorder, name: str) -> None:
+        self.does, self.recorder, self.name = does, recorder, name
+
+    def __call__(self, *given: Any) -> Any:
+        return self.does(self.recorder, self.name, *given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return _nothing
+
+
+def _nothing(*given: Any) -> None:
+    """What a hook does in a copy of a watched model."""
+
+
+def _before(recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if _not_a_run():
+        return
+    if recorder.enter(name, module, args, kwargs):
+        mode.start(recorder, (args, kwargs))
+
+
+def _after(
+    recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Any:
+    if _not_a_run():
+        return None
+    if recorder.leave(name):
+        mode.stop(recorder)
+    if isinstance(module, nn.TransformerEncoder):
+        return as_fast_path(module, args, kwargs, output)
+    return None
+
+
+def _not_a_run() -> bool:
+    """True where a module is traced by the compiler, or is run again by a checkpoint in the backward pass."""
+    return torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
+
+
+class Uncompiled:
+    """Compiled code runs as it was written while any watch is open, and as before once the last has closed."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.stance: Any = None
+        self.lock = threading.Lock()
+
+    @property
+    def too_late(self) -> bool:
+        """Was the compiler first used while a watch was open?"""
+        compiler = sys.modules.get("torch._dynamo.utils")
+        return self.stance is None and compiler is not None and bool(compiler.counters["frames"])
+
+    def begin(self) -> None:
+        """One more watch is open."""
+        with self.lock:
+            self.open += 1
+            # importing the compiler takes seconds: where nobody has, nothing is compiled
+            if self.stance is None and "torch._dynamo" in sys.modules:
+                self.stance = torch.compiler.set_stance("force_eager")
+                self.stance.__enter__()
+
+    def end(self) -> None:
+        """One less."""
+        with self.lock:
+            self.open -= 1
+            if not self.open and self.stance is not None:
+                self.stance.__exit__(None, None, None)
+                self.stance = None
+
+
+uncompiled = Uncompiled()
+
+
+def _layers(given: Any) -> tuple[int | str, ...] | None:
+    if given is None:
+        return None
+    chosen = tuple(_number(one) for one in _several(given))
+    for one in chosen:
+        if not (isinstance(one, str) or _counts(one)):
+            raise ArgumentError("layers", f"has {one!r}, expected numbers from 0, or names of modules")
+    if not chosen:
+        raise ArgumentError("layers", "is empty, expected at least one number or name")
+    return chosen
+
+
+def _heads(given: Any) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    chosen = tuple(_number(one) for one in _several(given))
+    for one in chosen:
+        if not _counts(one):
+            raise ArgumentError("heads", f"has {one!r}, expected numbers from 0")
+    if not chosen:
+        raise ArgumentError("heads", "is empty, expected at least one number")
+    return chosen
+
+
+def _several(given: Any) -> Iterable[Any]:
+    """What was given, or the things in it."""
+    single = isinstance(given, str) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0
+    return (given,) if single else given
+
+
+def _number(one: Any) -> Any:
+    """NumPy's and PyTorch's whole numbers as Python's."""
+    whole = isinstance(one, np.integer) or (isinstance(one, torch.Tensor) and one.ndim == 0 and not one.is_complex())
+    return one.item() if whole else one
+
+
+def _counts(one: Any) -> bool:
+    return isinstance(one, int) and not isinstance(one, bool) and one >= 0
