@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY = .venv/bin/python
 WORKERS ?= 2
 
-.PHONY: help demo test fuzz lint format bench bench-cpu bench-watch sanitize test-other-arch test-clang clean
+.PHONY: help demo test fuzz lint format bench bench-cpu bench-gpu bench-watch sanitize test-other-arch test-clang clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make lint    ruff, format check, mypy"
 	@echo "make bench   the tiled kernel against the plain NumPy formula"
 	@echo "make bench-cpu        the compiled kernel against PyTorch, NumPy and the machine's own limits"
+	@echo "make bench-gpu        the GPU kernels against PyTorch's, and the table by which the fastest is chosen"
 	@echo "make bench-watch      what watching a model costs: time on MiniLM, memory on a small Llama of 8,192 tokens"
 	@echo "make sanitize         the compiled kernel under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make test-clang       the compiled kernel built with Clang (Debian: needs root where there is no Clang)"
@@ -68,6 +69,11 @@ bench: .venv/test
 bench-cpu: .venv/test
 	mkdir -p build
 	$(PY) bench/cpu.py --json build/bench-cpu.json
+
+bench-gpu: .venv/test
+	mkdir -p build
+	$(PY) bench/gpu.py --json build/bench-gpu.json
+	$(PY) bench/speeds.py --json build/speeds.json
 
 bench-watch: .venv/test
 	mkdir -p build

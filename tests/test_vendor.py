@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,7 +11,9 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.core.problem import pose
+from clearhead.kernels import fastest
 from clearhead.kernels import vendor as module
+from clearhead.kernels.speeds import Speeds
 from clearhead.kernels.vendor import Vendor
 
 TIMES = {"cudnn": 2.0, "flash": 3.0, "efficient": 1.0}
@@ -28,11 +29,19 @@ class Asked:
         self.backward: list[str] = []
         self.questions = 0
         self.able = able
+        self.unable: list[str] = []  # to give gradients
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(module, "able_to", self.able_to)
-        monkeypatch.setattr(module, "seconds", lambda call, device: TIMES[call.func.__name__])
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+        known = Speeds("Some GPU")
+        monkeypatch.setattr(fastest, "speeds_of", lambda device: known)
+        monkeypatch.setattr(fastest, "measure", self.measure)
         monkeypatch.setattr(module, "FORWARD", {name: self.stand_in(name) for name in TIMES})
         monkeypatch.setattr(module, "BACKWARD", {name: self.gradients_of(name) for name in TIMES})
+
+    def measure(self, sizes: Any, calls: dict[str, Any], synchronize: Any) -> dict[str, float]:
+        return {name: 1 / TIMES[name] if name not in self.unable else 0.0 for name in calls}
 
     def able_to(self, problem: Any, causal: bool) -> tuple[str, ...]:
         self.questions += 1
@@ -83,48 +92,40 @@ def test_results_have_the_callers_axes(lead: tuple[int, ...], mask: Any, monkeyp
             torch.testing.assert_close(problem.restore(mine), right_one)
 
 
-def test_the_fastest_forward_runs_and_gradients_are_not_the_efficient_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_back_end_runs_with_gradients_by_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, kernel = Asked(monkeypatch), Vendor()
-    problem = pose(*tensors(2, 2))
+    problem = pose(*tensors(2, 2)).to_be_differentiated()
     seen, peak, total, _ = kernel.run(problem)
     assert asked.forward == [("efficient", False)]
     kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
-    assert asked.backward == ["cudnn"], "the faster of the other two"
-    asked, kernel, problem = Asked(monkeypatch, able=("efficient",)), Vendor(), pose(*tensors(2, 2))
-    kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
-    assert asked.backward == ["efficient"], "where there is no other"
+    assert asked.backward == ["efficient"]
 
 
 @pytest.mark.parametrize(
-    ("unable", "taken"), [(["cudnn"], ["flash"]), (["cudnn", "flash"], ["efficient"]), (list(TIMES), [])]
+    ("unable", "taken"), [(["efficient"], "cudnn"), (["cudnn", "efficient"], "flash"), (list(TIMES), None)]
 )
 def test_a_back_end_without_gradients_is_not_taken(
-    unable: list[str], taken: list[str], monkeypatch: pytest.MonkeyPatch
+    unable: list[str], taken: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def seconds(call: Any, device: Any) -> float:
-        name, backward = call.func.__name__, len(call.args) > 5
-        return math.inf if backward and name in unable else TIMES[name]
-
-    asked, kernel, problem = Asked(monkeypatch), Vendor(), pose(*tensors(2, 2))
-    monkeypatch.setattr(module, "seconds", seconds)
-    seen, peak, total, _ = kernel.run(problem)
-    with nullcontext() if taken else pytest.raises(ch.KernelRefused, match="backward takes none"):
+    asked, kernel, problem = Asked(monkeypatch), Vendor(), pose(*tensors(2, 2)).to_be_differentiated()
+    asked.unable = unable
+    with pytest.raises(ch.KernelRefused, match="has gradients") if taken is None else nullcontext():
+        seen, peak, total, _ = kernel.run(problem)
         kernel.gradients(problem, torch.ones_like(seen.output), seen.output, peak, total)
-    assert asked.backward == taken
+    assert asked.backward == ([] if taken is None else [taken])
 
 
-def test_only_what_a_back_end_refuses_is_taken_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-
-    def raises(error: Exception) -> Any:
-        def call() -> None:
-            raise error
-
-        return call
-
-    assert module.seconds(raises(RuntimeError("No available kernel")), "cuda") == math.inf
-    with pytest.raises(torch.OutOfMemoryError):
-        module.seconds(raises(torch.OutOfMemoryError("CUDA out of memory")), "cuda")
+def test_what_another_kernel_ran_is_differentiated_by_its_log_sum_exp(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, kernel = Asked(monkeypatch), Vendor()
+    given: list[Tensor] = []
+    backward = module.BACKWARD["efficient"]
+    monkeypatch.setitem(module.BACKWARD, "efficient", lambda *a: (given.append(a[5]), backward(*a))[1])
+    problem = pose(*tensors(2, 2)).to_be_differentiated()
+    seen = ch.observe(problem.q, problem.k, problem.v, kernel="dense")
+    total = (seen.lse - seen.max_score).exp()
+    kernel.gradients(problem, torch.ones_like(seen.output), seen.output, seen.max_score, total)
+    torch.testing.assert_close(given[0], seen.lse)
+    assert asked.backward == ["efficient"]
 
 
 def test_pytorch_is_asked_once_for_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,21 +155,21 @@ def test_pytorch_is_asked_once_for_each_kind(monkeypatch: pytest.MonkeyPatch) ->
     assert asked.questions == 5, "masks that PyTorch has not are refused without asking"
 
 
-def test_what_ran_before_runs_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_the_fastest_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, kernel = Asked(monkeypatch), Vendor()
     q, k, v = tensors(2, 2)
     mask = ch.causal()
-    assert kernel.again(q, k, v, mask, None) is None, "nothing is known yet"
-    kernel.run(pose(q, k, v, mask=ch.causal(offset=0)))
-    assert kernel.again(q, k, v, ch.causal(offset=[[0]]), None) is None, "which has one axis too many"
+    assert kernel.at_once(q, k, v, mask, None) is None, "nothing is known yet"
+    kernel.settle(pose(q, k, v, mask=ch.causal(offset=0)), "forward", "flash")
+    assert kernel.at_once(q, k, v, ch.causal(offset=[[0]]), None) is None, "which has one axis too many"
     for known in (mask, None):
-        kernel.run(pose(q, k, v, mask=known))
+        kernel.settle(pose(q, k, v, mask=known), "forward", "flash")
     for known, scale in ((mask, None), (None, 0.25), (ch.causal(), 0.5)):
-        found = kernel.again(q + 1, k, v, known, scale)
+        found = kernel.at_once(q + 1, k, v, known, scale)
         torch.testing.assert_close(found, ch.attention(q + 1, k, v, mask=known, scale=scale, kernel="dense"))
     assert asked.questions == 3
     heads = [x[0] for x in (q, k, v)]
-    kernel.run(pose(*heads))
+    kernel.settle(pose(*heads), "forward", "flash")
     others: dict[str, tuple[Any, ...]] = {
         "another dtype": (q, k.double(), v, None, None),
         "no batch axis": (*heads, None, None),
@@ -179,9 +180,11 @@ def test_what_ran_before_runs_again_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         "gradients": (q, k.clone().requires_grad_(), v, None, None),
     }
     for what, given in others.items():
-        assert kernel.again(*given) is None, what
+        assert kernel.at_once(*given) is None, what
     with torch.no_grad():
-        assert kernel.again(*others["gradients"]) is not None
+        assert kernel.at_once(*others["gradients"]) is not None
+    kernel.settle(pose(*others["gradients"][:3]), "training", "flash")
+    assert kernel.at_once(*others["gradients"]).requires_grad, "by PyTorch's own autograd"
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +193,9 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Vendor()
     for length in range(1, 12):
         kernel.run(pose(*tensors(1, 1, length=length)))
-    assert len(kernel.ways) <= 4
-    assert len(kernel.chosen) <= 4
+        kernel.settle(pose(*tensors(1, 1, length=length)), "forward", "flash")
+    assert len(kernel.known) <= 4
+    assert len(kernel.settled) <= 4
 
 
 def test_the_one_that_is_kept_serves_training_too() -> None:

@@ -17,10 +17,8 @@ from clearhead.core.observations import Observed, Want, want
 from clearhead.core.partial import keys_share
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
-from clearhead.kernels.choose import choose
-from clearhead.kernels.contract import Kernel
-from clearhead.kernels.dense import dense, small
-from clearhead.kernels.vendor import vendor
+from clearhead.kernels.choose import at_once, choose, choose_gradients
+from clearhead.kernels.dense import dense
 from clearhead.torch_bridge import autograd
 
 
@@ -65,8 +63,8 @@ def attention(
     float32. A wrong argument raises `ArgumentError`, a `ValueError`, before anything is computed.
     """
     plain = bias is None and softcap is None and sinks is None and dropout is None
-    if plain and mask is None and scale is None and kernel is None and type(q) is type(k) is type(v) is np.ndarray:
-        output = small(q, k, v)
+    if plain and kernel is None and type(q) is type(k) is type(v) is np.ndarray:
+        output = at_once(q, k, v, mask, scale)
         if output is not None:
             return output
     if is_torch(q):
@@ -83,12 +81,12 @@ def attention(
             return autograd.hand_over(
                 attention, (q, k, v), (mask, bias, sinks), **options, dropout=dropout, kernel=kernel
             )
-        if plain and (kernel is None or kernel == "vendor") and q.is_cuda and lies_plainly(q, k, v):
-            output = vendor.again(q, k, v, mask, scale)
+        if plain and kernel is None and q.is_cuda and lies_plainly(q, k, v):
+            output = at_once(q, k, v, mask, scale)
             if output is not None:
                 return output
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    return problem.restore(_run(choose(problem, kernel), problem).output)
+    return problem.restore(_run(problem, kernel).output)
 
 
 def observe(
@@ -137,7 +135,7 @@ def observe(
     problem = pose(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, want=asked
     )  # fmt: skip
-    observed = _run(choose(problem, kernel), problem)
+    observed = _run(problem, kernel)
     if problem.sinks is not None:
         observed = replace(observed, share=keys_share(problem.library, problem.sinks, observed.lse))
     return observed.each(problem.restore) if problem.headless else observed
@@ -183,18 +181,20 @@ def gradients(
         dlse = _checked("dlse", problem, dlse, rows, computing, "the log-sum-exp")
     chosen = choose(problem, kernel)
     ran = chosen.run(problem)
-    found = chosen.gradients(problem, dout, ran.precise, ran.peak, ran.total, dlse)
+    found = choose_gradients(problem, chosen, kernel).gradients(problem, dout, ran.precise, ran.peak, ran.total, dlse)
     given = zip((found.dq, found.dk, found.dv), (q, k, v), strict=True)
     dq, dk, dv = (problem.library.xp.reshape(gradient, tuple(like.shape)) for gradient, like in given)
     return dq, dk, dv
 
 
-def _run(kernel: Kernel, problem: Problem) -> Observed:
+def _run(problem: Problem, name: str | None) -> Observed:
+    kernel = choose(problem, name)
     if not autograd.wanted(problem):
         return kernel.run(problem).observed
     if kernel is dense:  # the formula is made of differentiable steps; every other kernel brings a backward of its own
         return autograd.as_observed(kernel.run(problem).observed)
-    return autograd.run(kernel, problem)
+    problem = problem.to_be_differentiated()
+    return autograd.run(kernel, choose_gradients(problem, kernel, name), problem)
 
 
 def _checked(name: str, problem: Problem, gradient: Array, expected: tuple[int, ...], dtype: str, of: str) -> Array:

@@ -1,19 +1,25 @@
-"""Kernels in order of preference, and why each was refused."""
+"""The kernel that runs, on a GPU the fastest by measurement, else the first in order of preference; why no other."""
 
 from __future__ import annotations
 
 import math
+import sys
+from typing import Any
 
+from clearhead.core.arrays import Array, is_torch
 from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.problem import Problem
 from clearhead.kernels.compiled import compiled
-from clearhead.kernels.contract import Kernel
+from clearhead.kernels.contract import AtOnce, Kernel, Passes, Several, rejects_gradients
 from clearhead.kernels.dense import SMALL_NUMPY, dense
 from clearhead.kernels.tiled import tiled
 from clearhead.kernels.triton import triton
 from clearhead.kernels.vendor import vendor
 
 KERNELS: tuple[Kernel, ...] = (compiled, vendor, triton, tiled, dense)
+
+# kernels for GPUs, in the order that they are taken where nothing is measured
+ON_GPU: tuple[Kernel, ...] = (vendor, triton)
 
 # Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
 # (`make bench`).
@@ -23,10 +29,10 @@ SMALL = 256 * 1024
 def preference(problem: Problem) -> tuple[Kernel, ...]:
     """Every kernel, best first."""
     if on_gpu(problem):
-        return (vendor, triton, compiled, *by_size(problem))
+        return (*ON_GPU, compiled, *by_size(problem))
     if problem.library.name == "numpy" and problem.plain and scores(problem) <= SMALL_NUMPY:
-        return dense, compiled, vendor, triton, tiled
-    return (compiled, *by_size(problem), vendor, triton)
+        return dense, compiled, *ON_GPU, tiled
+    return (compiled, *by_size(problem), *ON_GPU)
 
 
 def by_size(problem: Problem) -> tuple[Kernel, Kernel]:
@@ -39,27 +45,19 @@ def scores(problem: Problem) -> int:
     return math.prod(problem.grid.shape)
 
 
-def because(kernel: Kernel, problem: Problem) -> str:
-    """Why a kernel is preferred to those after it."""
-    if kernel is compiled:
-        return "it is the fastest on this CPU"
-    if kernel is vendor:
-        return "the vendor's own kernels are the fastest for plain problems"
-    if kernel is triton:
-        return "it is the fastest on this GPU for what the vendor has not"
-    count = scores(problem)
-    if kernel is preference(problem)[0]:
-        return f"{count:,} scores cost NumPy less than preparing a kernel"
-    return f"{count:,} scores are {'at most' if count <= SMALL else 'more than'} {SMALL:,}"
-
-
 def on_gpu(problem: Problem) -> bool:
     """True for PyTorch tensors on a CUDA device."""
     return problem.library.name == "torch" and problem.q.device.type == "cuda"
 
 
+def at_once(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
+    """The output of a call without options by the kernel that sees at a glance that it is for it; None for others."""
+    kernel: AtOnce = vendor if is_torch(q) else dense
+    return kernel.at_once(q, k, v, mask, scale)
+
+
 def choose(problem: Problem, name: str | None = None) -> Kernel:
-    """The kernel that runs: the first that does not refuse.
+    """The kernel that runs.
 
     A kernel asked for by name is taken or refuses; it is never replaced.
     """
@@ -69,10 +67,63 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
         if reason is not None:
             raise KernelRefused(name, reason)
         return kernel
+    if on_gpu(problem) and vendor.rejects(problem) is None:
+        return quickest(problem)
     for kernel in preference(problem):
         if kernel.rejects(problem) is None:
             return kernel
     return compare(problem)[0]  # which says why there is none
+
+
+def choose_gradients(problem: Problem, ran: Kernel, name: str | None = None) -> Kernel:
+    """The kernel that gives the gradients of what another one ran: that one, unless it has none of this problem."""
+    reason = rejects_gradients(ran, problem)
+    if reason is None:
+        return ran
+    if name is not None:
+        raise KernelRefused(name, reason)
+    for kernel in preference(problem):
+        if (
+            kernel is not compiled and rejects_gradients(kernel, problem) is None
+        ):  # it knows peaks of its own runs alone
+            return kernel
+    raise KernelRefused(ran.name, reason)
+
+
+def quickest(problem: Problem) -> Kernel:
+    """The fastest of the kernels that take a problem which the vendor's take too; remembered for all of its kind."""
+    passes = passes_of(problem)
+    key = (vendor.way(problem).kind, passes)
+    kernel = _quickest.get(key)
+    if kernel is None:
+        from clearhead.kernels.fastest import fastest  # reads files: for who has a GPU
+
+        able = tuple(kernel for kernel in ON_GPU if takes(kernel, problem, passes))
+        choice = fastest(problem, passes, able)
+        kernel = choice.kernel
+        if choice.found is None and len(able) > 1:  # nothing could be measured now
+            return kernel
+        if len(_quickest) >= MOST:
+            _quickest.clear()
+        _quickest[key] = kernel
+        if isinstance(kernel, Several):
+            kernel.settle(problem, passes, choice.way)
+    return kernel
+
+
+MOST = 1024
+_quickest: dict[Any, Kernel] = {}
+
+
+def takes(kernel: Kernel, problem: Problem, passes: Passes) -> bool:
+    """True for a kernel that takes a problem, with gradients where they will be asked for."""
+    return kernel.rejects(problem) is None and (passes == "forward" or rejects_gradients(kernel, problem) is None)
+
+
+def passes_of(problem: Problem) -> Passes:
+    """Whether gradients will be asked for."""
+    learns = problem.differentiated or (problem.differentiable and sys.modules["torch"].is_grad_enabled())
+    return "training" if learns else "forward"
 
 
 def compare(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str, str]]:
@@ -80,19 +131,39 @@ def compare(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str
     if name is not None:
         kernel = choose(problem, name)
         return kernel, {other.name: f"{name!r} was asked for" for other in KERNELS if other is not kernel}
-    chosen: Kernel | None = None
+    chosen = _first(problem)
     others: dict[str, str] = {}
     for kernel in preference(problem):
         reason = kernel.rejects(problem)
         if reason is not None:
             others[kernel.name] = f"refused: {reason}"
-        elif chosen is None:
-            chosen = kernel
-        else:
-            others[kernel.name] = f"able, but {chosen.name!r} is preferred: {because(chosen, problem)}"
+        elif kernel is not chosen:
+            assert chosen is not None
+            others[kernel.name] = f"able, but {chosen.name!r} is preferred: {because(chosen, kernel, problem)}"
     if chosen is None:
         raise KernelRefused("any", "; ".join(f"{name}: {reason}" for name, reason in others.items()))
     return chosen, others
+
+
+def _first(problem: Problem) -> Kernel | None:
+    if on_gpu(problem) and vendor.rejects(problem) is None:
+        return quickest(problem)
+    return next((kernel for kernel in preference(problem) if kernel.rejects(problem) is None), None)
+
+
+def because(kernel: Kernel, other: Kernel, problem: Problem) -> str:
+    """Why a kernel is preferred to another."""
+    if kernel in ON_GPU:
+        from clearhead.kernels.fastest import figures  # as above
+
+        measured = figures(problem, passes_of(problem), kernel, other) if other in ON_GPU else None
+        return measured or "it is the fastest on this GPU for what it takes"
+    if kernel is compiled:
+        return "it is the fastest on this CPU"
+    count = scores(problem)
+    if kernel is preference(problem)[0]:
+        return f"{count:,} scores cost NumPy less than preparing a kernel"
+    return f"{count:,} scores are {'at most' if count <= SMALL else 'more than'} {SMALL:,}"
 
 
 def named(name: str) -> Kernel:

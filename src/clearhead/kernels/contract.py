@@ -1,20 +1,24 @@
-"""What a kernel is: a name, a reason to refuse or None, and two ways to run."""
+"""What a kernel is: a name, a reason to refuse or None, and two ways to run; and what it may offer besides."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from clearhead.core.arrays import Array
 from clearhead.core.formula import Gradients
 from clearhead.core.observations import Observed
 from clearhead.core.problem import Problem
 
+Passes = Literal["forward", "training"]  # the output alone, or with its gradients
+
 
 class Ran(NamedTuple):
     """What a kernel gives: the observations, and each row's denominator, from which weights can be recomputed.
 
     A weight is exp(score − peak) / total. The log-sum-exp says the same in one number, but of a row with scores of 10⁴
-    it has no room for the last digits.
+    it has no room for the last digits. To `compiled` alone a peak is one of products that are not scaled yet, which is
+    exact where its product with the scale would be rounded: it gives gradients of what it ran, and of nothing else.
 
     `unrounded` is the output in the precision of its sums, where that is not the output's own and the problem is
     differentiated. A score's gradient is a difference, dweight − Σ dout · output: where one weight is nearly all, what
@@ -56,3 +60,38 @@ class Kernel(Protocol):
         `output` is unrounded; `dout` is the gradient of the output and `dlse` (…, T), if given, that of the
         log-sum-exp, by which the gradient of each score grows by weight · dlse.
         """
+
+
+@runtime_checkable
+class RefusesGradients(Protocol):
+    """A kernel that does not give gradients of all that it runs."""
+
+    def rejects_gradients(self, problem: Problem) -> str | None:
+        """Why `gradients` does not take this problem, in words, whichever kernel ran it; None where it does."""
+
+
+@runtime_checkable
+class AtOnce(Protocol):
+    """A kernel with a short way for calls without options, taken before anything is checked."""
+
+    def at_once(self, q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
+        """The output, where it is seen at a glance that this kernel would be chosen; None for whatever is unusual."""
+
+
+@runtime_checkable
+class Several(Protocol):
+    """A kernel with several back ends, of which the fastest is taken."""
+
+    def ways(self, problem: Problem, passes: Passes) -> tuple[str, ...]:
+        """The names of those that take a problem."""
+
+    def calls(self, problem: Problem, passes: Passes) -> dict[str, Callable[[], Any]]:
+        """Each as it would be called, to be timed."""
+
+    def settle(self, problem: Problem, passes: Passes, name: str) -> None:
+        """Take this one for all problems alike."""
+
+
+def rejects_gradients(kernel: Kernel, problem: Problem) -> str | None:
+    """Why a kernel does not give gradients of this problem."""
+    return kernel.rejects_gradients(problem) if isinstance(kernel, RefusesGradients) else kernel.rejects(problem)

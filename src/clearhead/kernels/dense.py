@@ -55,6 +55,31 @@ class Dense:
         unrounded = output if problem.keeps_unrounded else None
         return Ran(observed, lse, xp.ones_like(lse), unrounded)
 
+    def at_once(self, q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
+        """The formula for a small call of NumPy arrays with no options, in as few steps as NumPy takes.
+
+        Checking such a call in full takes longer than computing it. Whatever is unusual is left to the full check.
+        """
+        if mask is not None or scale is not None:
+            return None
+        ndim, dtype, lead = q.ndim, q.dtype, q.shape[:-2]
+        if not (2 <= ndim == k.ndim == v.ndim and dtype.char in "fd" and dtype == k.dtype == v.dtype):
+            return None
+        keys, features = k.shape[-2:]
+        if not (
+            lead == k.shape[:-2] and k.shape[:-1] == v.shape[:-1] and features == q.shape[-1] and features and keys
+        ):
+            return None
+        if q.size * keys > SMALL_NUMPY * features:
+            return None
+        scores = q @ k.swapaxes(-1, -2)
+        scores *= 1.0 / math.sqrt(features)
+        scores -= np.maximum.reduce(scores, -1, keepdims=True)  # what .max and .sum call, without the way there
+        np.exp(scores, scores)
+        output: np.ndarray = scores @ v
+        output /= np.add.reduce(scores, -1, keepdims=True)
+        return output
+
     def gradients(
         self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
     ) -> Gradients:
@@ -108,28 +133,6 @@ def summed_to(xp: Any, array: Array, shape: tuple[int, ...]) -> Array:
     """The sum over the axes that were broadcast from `shape`."""
     axes = tuple(i for i, (have, want) in enumerate(zip(array.shape, shape, strict=True)) if have != want)
     return xp.sum(array, axis=axes, keepdims=True) if axes else array
-
-
-def small(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray | None:
-    """The formula for a small call with no options, in as few steps as NumPy takes; None for any other call.
-
-    Checking such a call in full takes longer than computing it. Whatever is unusual is left to the full check.
-    """
-    ndim, dtype, lead = q.ndim, q.dtype, q.shape[:-2]
-    if not (2 <= ndim == k.ndim == v.ndim and dtype.char in "fd" and dtype == k.dtype == v.dtype):
-        return None
-    keys, features = k.shape[-2:]
-    if not (lead == k.shape[:-2] and k.shape[:-1] == v.shape[:-1] and features == q.shape[-1] and features and keys):
-        return None
-    if q.size * keys > SMALL_NUMPY * features:
-        return None
-    scores = q @ k.swapaxes(-1, -2)
-    scores *= 1.0 / math.sqrt(features)
-    scores -= np.maximum.reduce(scores, -1, keepdims=True)  # what .max and .sum call, without the way there
-    np.exp(scores, scores)
-    output: np.ndarray = scores @ v
-    output /= np.add.reduce(scores, -1, keepdims=True)
-    return output
 
 
 dense = Dense()

@@ -1,7 +1,7 @@
 """PyTorch's own fused attention on the GPU: cuDNN, FlashAttention or the memory-efficient one, whichever is fastest.
 
-Which that is depends on the sizes and the machine, so it is measured, once for each class of sizes. The mathematical
-back end, which builds the matrix, is never used.
+Which that is depends on the sizes and the machine, so it was measured, or is. The mathematical back end, which builds
+the matrix, is never used.
 """
 
 from __future__ import annotations
@@ -10,23 +10,20 @@ import math
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from clearhead.core.arrays import Array, dtype_name, made, summed_like, to_numpy
-from clearhead.core.errors import KernelRefused
 from clearhead.core.formula import Gradients
 from clearhead.core.mask import Mask
 from clearhead.core.masks import Band
 from clearhead.core.observations import Observed
 from clearhead.core.problem import Problem, default_scale
-from clearhead.kernels.contract import Ran
+from clearhead.kernels.back_ends import BACKWARD, FORWARD, one_a_query
+from clearhead.kernels.contract import Passes, Ran
 
 TYPES = ("float16", "bfloat16")
 # in the order that they are taken without measuring; by name, as PyTorch's checks are
 BACK_ENDS = ("cudnn", "flash", "efficient")
-RUNS = 5
-AHEAD = 2_000_000  # clocks, about a millisecond, that a device is kept busy while calls queue up behind it
-Passes = Literal["forward", "backward"]
 KINDS = 256  # that are remembered
 
 
@@ -45,10 +42,10 @@ class Vendor:
     name = "vendor"
 
     def __init__(self) -> None:
-        self.fastest: dict[tuple[Any, ...], str] = {}
         # of the last kinds of problems: asking PyTorch takes longer than a short attention
-        self.ways: dict[Any, Way] = {}
-        self.chosen: dict[Any, str] = {}
+        self.known: dict[Any, Way] = {}
+        # the back end of each kind, for its output alone and with gradients, once it was found the fastest of all
+        self.settled: dict[tuple[Any, Passes], str] = {}
 
     def rejects(self, problem: Problem) -> str | None:
         """Why it cannot take a problem."""
@@ -63,33 +60,39 @@ class Vendor:
             return f"it takes {' and '.join(TYPES)}, not {dtype_name(problem.q)}"
         return options(problem) or self.way(problem).reason
 
-    def again(self, q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
-        """The output for tensors on a GPU of a kind that was run before; None for others, and for gradients.
+    def at_once(self, q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
+        """The output for tensors on a GPU of a kind for which one of these back ends was found the fastest.
 
-        PyTorch's attention of short sequences takes no longer than it takes to pose the problem.
+        PyTorch's attention of short sequences takes no longer than it takes to pose the problem. With gradients,
+        autograd is PyTorch's own. None for whatever is unusual.
         """
         if not (mask is None or type(mask) is Band) or not (scale is None or type(scale) is float):
             return None
-        if (q.requires_grad or k.requires_grad or v.requires_grad) and sys.modules["torch"].is_grad_enabled():
-            return None
+        torch = sys.modules["torch"]
+        learns = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
         key = kind(q, k, v, mask)
-        name, way = self.chosen.get(key), self.ways.get(key)
+        name, way = self.settled.get((key, "training" if learns else "forward")), self.known.get(key)
         if name is None or way is None or not q.ndim == k.ndim == v.ndim == 4:
             return None
         scale = default_scale(q) if scale is None else scale
         if not math.isfinite(scale) or not q.shape[0] == k.shape[0] == v.shape[0]:
             return None
-        # without log-sum-exps it may be another kernel, which cannot be prepared while a graph is captured
-        lse = sys.modules["torch"].cuda.is_current_stream_capturing()
-        output: Array = FORWARD[name](q, k, v, way.causal, scale, lse=lse)[0]
+        output: Array = FORWARD[name](q, k, v, way.causal, scale)[0]
         return output
+
+    def ways(self, problem: Problem, passes: Passes) -> tuple[str, ...]:
+        """The back ends that take a problem."""
+        return self.way(problem).able
+
+    def settle(self, problem: Problem, passes: Passes, name: str) -> None:
+        """Take this back end for all problems of the same kind, without asking again."""
+        self.settled[self.way(problem).kind, passes] = name
 
     def run(self, problem: Problem) -> Ran:
         """Output and log-sum-exp."""
         q, k, v = arrays(problem)
         way = self.way(problem)
-        name = self.chosen.get(way.kind) or self.choose(problem, way, q, k, v)
-        output, lse = FORWARD[name](q, k, v, way.causal, problem.scale)
+        output, lse = FORWARD[self.pick(problem)](q, k, v, way.causal, problem.scale)
         lse = one_a_query(lse, q)
         if len(problem.grid.batch) != 1:
             lead = (*problem.grid.batch, problem.grid.heads, problem.grid.queries)
@@ -109,15 +112,28 @@ class Vendor:
         """
         q, k, v = arrays(problem)
         way = self.way(problem)
-        dout, output = (aligned(one_batch_axis(problem, a).contiguous()) for a in (dout, output))
-        lse = one_batch_axis(problem, peak[..., None])[..., 0].contiguous()
-        given = (dout, q, k, v, output, lse)
-        found = BACKWARD[self.pick("backward", problem, *given)](*given, way.causal, problem.scale)
+        dout, output = (aligned(one_batch_axis(problem, a).to(q.dtype).contiguous()) for a in (dout, output))
+        lse = peak if not any(total.stride()) else peak + total.log()  # all ones, as `run` gives them, or not
+        lse = one_batch_axis(problem, lse[..., None])[..., 0].contiguous()
+        found = BACKWARD[self.pick(problem)](dout, q, k, v, output, lse, way.causal, problem.scale)
         dq, dk, dv = (
             summed_like(gradient.reshape(*problem.grid.batch, *like.shape[-3:]), like)
             for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
         )
         return Gradients(dq, dk, dv)
+
+    def calls(self, problem: Problem, passes: Passes) -> dict[str, Callable[[], Any]]:
+        """Each back end as it would be called for a problem, for its time."""
+        q, k, v = arrays(problem)
+        causal, scale = self.way(problem).causal, problem.scale
+
+        def both(name: str) -> None:
+            output, lse = FORWARD[name](q, k, v, causal, scale)
+            BACKWARD[name](output, q, k, v, output, one_a_query(lse, q).contiguous(), causal, scale)
+
+        if passes == "training":
+            return {name: partial(both, name) for name in self.way(problem).able}
+        return {name: partial(FORWARD[name], q, k, v, causal, scale) for name in self.way(problem).able}
 
     def way(self, problem: Problem) -> Way:
         """How this problem is given to PyTorch."""
@@ -131,49 +147,27 @@ class Vendor:
         if not (problem.mask is None or isinstance(problem.mask, Band)):
             return Way(causality(problem)[1], False, ())
         key = kind(problem.q, problem.k, problem.v, problem.mask)
-        way = self.ways.get(key)
+        way = self.known.get(key)
         if way is None:
             causal, reason = (False, "there is nothing to attend to") if 0 in problem.grid.shape else causality(problem)
             able = () if reason else able_to(problem, causal)
             if not reason and not able:
                 reason = "none of cuDNN, FlashAttention and the memory-efficient back end takes these sizes"
-            if len(self.ways) >= KINDS:
-                self.ways.clear()
-                self.chosen.clear()
-            way = self.ways[key] = Way(reason, causal, able, key)
+            if len(self.known) >= KINDS:
+                self.known.clear()
+                self.settled.clear()
+            way = self.known[key] = Way(reason, causal, able, key)
         return way
 
-    def choose(self, problem: Problem, way: Way, *given: Array) -> str:
-        """The back end for a problem, remembered for those of its kind unless it had to be taken unmeasured."""
-        name = self.pick("forward", problem, *given)
-        if not sys.modules["torch"].cuda.is_current_stream_capturing():
-            self.chosen[way.kind] = name
-        return name
+    def pick(self, problem: Problem) -> str:
+        """Of the back ends that are able the fastest for sizes like these."""
+        passes: Passes = "training" if problem.differentiated else "forward"
+        settled = self.settled.get((self.way(problem).kind, passes))
+        if settled is not None:
+            return settled
+        from clearhead.kernels.fastest import fastest  # reads files: for who has a GPU
 
-    def pick(self, passes: Passes, problem: Problem, *given: Array) -> str:
-        """Of the back ends that are able the fastest for sizes like these, measured at the first call that has them."""
-        way = self.way(problem)
-        names = way.able
-        if not names:
-            raise KernelRefused(self.name, "no back end takes these sizes")
-        q, v = problem.q, problem.v
-        sizes = (math.prod(problem.grid.shape[:-2]), problem.grid.queries, problem.grid.keys)
-        classes = tuple(max(size - 1, 0).bit_length() for size in sizes)
-        key = (passes, q.device, q.dtype, q.shape[-1], v.shape[-1], problem.group, way.causal, names, classes)
-        if key not in self.fastest:
-            if sys.modules["torch"].cuda.is_current_stream_capturing() or (len(names) == 1 and passes == "forward"):
-                return names[0]
-            table = FORWARD if passes == "forward" else BACKWARD
-            calls = {name: partial(table[name], *given, way.causal, problem.scale) for name in names}
-            efficient = calls.pop("efficient", None) if passes == "backward" else None
-            times = {name: seconds(call, q.device) for name, call in calls.items()}
-            if efficient and all(map(math.isinf, times.values())):  # it would need a copy of the output
-                times["efficient"] = seconds(efficient, q.device)
-            best = min(times, key=lambda name: times[name])
-            if math.isinf(times[best]):
-                raise KernelRefused(self.name, f"PyTorch's {passes} takes none of these sizes")
-            self.fastest[key] = best
-        return self.fastest[key]
+        return fastest(problem, passes, (self,)).way
 
 
 def kind(q: Array, k: Array, v: Array, mask: Mask | None) -> Any:
@@ -264,104 +258,5 @@ def able_to(problem: Problem, causal: bool) -> tuple[str, ...]:
     params = cuda.SDPAParams(*arrays(problem), None, 0.0, causal, problem.group > 1)
     return tuple(name for name in BACK_ENDS if getattr(cuda, f"can_use_{name}_attention")(params, False))
 
-
-def seconds(call: Callable[[], Any], device: Any) -> float:
-    """The time that a call takes on a device, without what it takes to be launched; infinite where it is refused."""
-    torch = sys.modules["torch"]
-    with torch.cuda.device(device):
-        try:
-            call()
-        except (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)):
-            raise
-        except RuntimeError:  # gradients are not asked for when a back end says what it takes
-            return math.inf
-        times = []
-        for _ in range(RUNS):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(AHEAD)
-            start.record()
-            for _ in range(RUNS):
-                call()
-            stop.record()
-            stop.synchronize()
-            times.append(start.elapsed_time(stop))
-    return min(times)
-
-
-@cache
-def aten(name: str) -> Any:
-    """An operation of PyTorch's."""
-    return getattr(sys.modules["torch"].ops.aten, f"_scaled_dot_product_{name}")
-
-
-def cudnn(q: Array, k: Array, v: Array, causal: bool, scale: float, lse: bool = True) -> tuple[Array, Array]:
-    """(output, log-sum-exp as it comes, or nothing in particular where it is not wanted)."""
-    found = aten("cudnn_attention")(q, k, v, None, lse, 0.0, causal, False, scale=scale)
-    return found[0], found[1]
-
-
-def flash(q: Array, k: Array, v: Array, causal: bool, scale: float, lse: bool = True) -> tuple[Array, Array]:
-    """(output, log-sum-exp as it comes)."""
-    found = aten("flash_attention")(q, k, v, 0.0, causal, False, scale=scale)
-    return found[0], found[1]
-
-
-def efficient(q: Array, k: Array, v: Array, causal: bool, scale: float, lse: bool = True) -> tuple[Array, Array]:
-    """(output, log-sum-exp as it comes)."""
-    found = aten("efficient_attention")(q, k, v, None, lse, 0.0, causal, scale=scale)
-    return found[0], found[1]
-
-
-def one_a_query(lse: Array, q: Array) -> Array:
-    """Log-sum-exps as back ends give them, (batch, heads, queries): some have an axis more, some are padded."""
-    lse = lse[..., 0] if lse.ndim == 4 else lse
-    return lse if lse.shape[-1] == q.shape[-2] else lse[..., : q.shape[-2]]
-
-
-def cudnn_backward(
-    dout: Array, q: Array, k: Array, v: Array, output: Array, lse: Array, causal: bool, scale: float
-) -> tuple[Array, ...]:
-    """(dq, dk, dv)."""
-    seed = sys.modules["torch"].zeros((), dtype=sys.modules["torch"].int64, device=q.device)
-    sizes = (None, None, q.shape[-2], k.shape[-2])
-    found = aten("cudnn_attention_backward")(
-        dout, q, k, v, output, lse[..., None], seed, seed, None, *sizes, 0.0, causal, scale=scale
-    )
-    return tuple(found)
-
-
-def flash_backward(
-    dout: Array, q: Array, k: Array, v: Array, output: Array, lse: Array, causal: bool, scale: float
-) -> tuple[Array, ...]:
-    """(dq, dk, dv)."""
-    seed = sys.modules["torch"].zeros((), dtype=sys.modules["torch"].int64, device=q.device)
-    sizes = (None, None, q.shape[-2], k.shape[-2])
-    found = aten("flash_attention_backward")(dout, q, k, v, output, lse, *sizes, 0.0, causal, seed, seed, scale=scale)
-    return tuple(found)
-
-
-def efficient_backward(
-    dout: Array, q: Array, k: Array, v: Array, output: Array, lse: Array, causal: bool, scale: float
-) -> tuple[Array, ...]:
-    """(dq, dk, dv). Its log-sum-exp is padded to whole blocks of 32.
-
-    It reads output as (batch, positions, heads, features) in memory, whatever its strides say.
-    """
-    torch = sys.modules["torch"]
-    output = output.transpose(1, 2).contiguous().transpose(1, 2)
-    seed = torch.zeros((), dtype=torch.int64, device=q.device)
-    lse = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=math.inf)
-    dq, dk, dv, _ = aten("efficient_attention_backward")(
-        dout, q, k, v, None, output, lse, seed, seed, 0.0, [True, True, True, False], causal, scale=scale
-    )
-    return dq, dk, dv
-
-
-FORWARD: dict[str, Callable[..., tuple[Array, Array]]] = {"cudnn": cudnn, "flash": flash, "efficient": efficient}
-BACKWARD: dict[str, Callable[..., tuple[Array, ...]]] = {
-    "cudnn": cudnn_backward,
-    "flash": flash_backward,
-    "efficient": efficient_backward,
-}
 
 vendor = Vendor()

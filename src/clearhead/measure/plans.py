@@ -9,7 +9,7 @@ from clearhead.core.grid import Grid
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
-from clearhead.kernels.choose import compare
+from clearhead.kernels.choose import choose_gradients, compare, passes_of
 
 # Tiles of this size are where a mask is looked at for what it lets a kernel skip.
 TILE = 256
@@ -21,6 +21,7 @@ class Plan:
 
     `pairs` counts the query–key pairs in tiles that are not empty, over all batch rows and heads; `flops` follow from
     it. `bytes_moved` is what must be read and written once; `matrix_bytes` what the full T×S matrix would take.
+    `gradients` is the kernel that gives them where PyTorch will ask for them, else None.
     """
 
     kernel: str
@@ -31,12 +32,14 @@ class Plan:
     flops: int
     bytes_moved: int
     matrix_bytes: int
+    gradients: str | None = None
 
     def __str__(self) -> str:
         share = self.pairs / self.all_pairs if self.all_pairs else 1.0
         lines = [
             self.problem,
             f"  kernel        {self.kernel}",
+            *([] if self.gradients is None else [f"  gradients     {self.gradients}"]),
             *(f"  not {name:<9} {reason}" for name, reason in self.others.items()),
             f"  pairs         {self.pairs:,} of {self.all_pairs:,} ({share:.1%})",
             f"  FLOPs         {quantity(self.flops, 1000, 'FLOP')}",
@@ -95,6 +98,7 @@ def plan(
         flops=2 * copies * pairs * (features + width),  # a multiply and an add in q·kᵀ, and again in weights·v
         bytes_moved=elements * item,
         matrix_bytes=copies * grid.queries * grid.keys * max(item, 4),
+        gradients=choose_gradients(problem, chosen, kernel).name if passes_of(problem) == "training" else None,
     )
 
 

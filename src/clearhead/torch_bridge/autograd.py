@@ -27,11 +27,11 @@ def wanted(problem: Problem) -> bool:
     return (problem.bias is not None or problem.sinks is not None) and bool(problem.differentiable)
 
 
-def run(kernel: Kernel, problem: Problem) -> Observed:
-    """`kernel.run`, with gradients through the output and the log-sum-exp; what else is observed carries none."""
+def run(kernel: Kernel, backward: Kernel, problem: Problem) -> Observed:
+    """`kernel.run`, with gradients by `backward` through output and log-sum-exp; what else is observed carries none."""
     kept: list[Observed] = []
-    problem = problem.to_be_differentiated()
-    output, lse = _torch_function().apply(kernel, problem, kept, problem.q, problem.k, problem.v, problem.sinks)
+    arrays = (problem.q, problem.k, problem.v, problem.sinks)
+    output, lse = _torch_function().apply(kernel, backward, problem, kept, *arrays)
     return made(Observed, **{**vars(kept[0]), "output": output, "lse": lse})
 
 
@@ -161,14 +161,16 @@ def _torch_function() -> Any:
         """A kernel's own forward and backward."""
 
         @staticmethod
-        def forward(ctx: Any, kernel: Kernel, problem: Problem, kept: list[Observed], *_: Array) -> tuple[Array, Array]:
+        def forward(
+            ctx: Any, kernel: Kernel, backward: Kernel, problem: Problem, kept: list[Observed], *_: Array
+        ) -> tuple[Array, Array]:
             ran = kernel.run(problem)
             kept.append(ran.observed)
             read: list[Array] = []
-            ctx.kernel, ctx.problem = kernel, emptied(problem, read)
+            ctx.kernel, ctx.problem = backward, emptied(problem, read)
             ctx.save_for_backward(ran.precise, ran.peak, ran.total, *read)
             ctx.set_materialize_grads(False)
-            if not any(ctx.needs_input_grad[place] for place in (3, 4, 6)):  # q, k and sinks: values are no part of it
+            if not any(ctx.needs_input_grad[place] for place in (4, 5, 7)):  # q, k and sinks: values are no part of it
                 ctx.mark_non_differentiable(ran.observed.lse)
             return ran.observed.output, ran.observed.lse
 
@@ -188,7 +190,7 @@ def _torch_function() -> Any:
                 found = Backward.apply(*given, problem.q, problem.k, problem.v)
             else:
                 found = gradients_of(*given)
-            return None, None, None, *found
+            return None, None, None, None, *found
 
     class Backward(torch.autograd.Function):  # type: ignore[misc,name-defined]  # as above
         """A kernel's own backward, which is differentiated no further."""

@@ -19,7 +19,7 @@ from clearhead.core.errors import KernelRefused
 from clearhead.core.grid import Grid
 from clearhead.core.positions import Added, Bias, Relative, buckets
 from clearhead.core.problem import Problem, pose
-from clearhead.kernels.choose import choose
+from clearhead.kernels.choose import choose, choose_gradients
 from clearhead.torch_bridge.autograd import NO_SECOND
 from clearhead.torch_bridge.flops import register
 from clearhead.torch_bridge.wire import unpack_bias, unpack_mask
@@ -81,7 +81,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, T
     """
     problem = posed(q, k, v, *options)
     observed, peak, total, unrounded = choose(problem, options[-2]).run(problem)
-    unrounded = q.new_empty(0) if unrounded is None else unrounded.contiguous()
+    if unrounded is None:  # a graph was promised one, whichever kernel runs
+        unrounded = observed.output.float() if problem.keeps_unrounded else q.new_empty(0)
+    unrounded = unrounded.contiguous()
     return problem.restore(observed.output).contiguous(), unrounded, peak.contiguous(), total.contiguous()
 
 
@@ -125,7 +127,7 @@ def attention_backward(
     problem = posed(q, k, v, *options)
     grid = problem.grid
     shape = (*grid.batch, grid.heads, grid.queries, problem.width)
-    kernel = choose(problem, options[-2])
+    kernel = choose_gradients(problem, choose(problem, options[-2]), options[-2])
     found = kernel.gradients(problem, dout.reshape(shape), output.reshape(shape), peak, total, dlse)
     sinks, learned, learns = options[0], options[1], options[-1]
     dsinks = q.new_empty(0) if found.dsinks is None else found.dsinks.to(sinks.dtype)
