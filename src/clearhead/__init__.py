@@ -30,8 +30,9 @@ if TYPE_CHECKING:
         plot_profile,
         plot_scaling,
     )
+    from clearhead.watching.call import Call
     from clearhead.watching.opening import watch
-    from clearhead.watching.seen import Call, Seen
+    from clearhead.watching.seen import Seen
     from clearhead.watching.words import merge_subwords
 
 __version__ = "0.1.0"
@@ -88,7 +89,7 @@ __all__ = [
 
 # What is looked at after the fact is imported when it is first asked for, so that `import clearhead` stays light
 _LATER = {
-    "Call": "clearhead.watching.seen",
+    "Call": "clearhead.watching.call",
     "Profile": "clearhead.measure.profiling",
     "Report": "clearhead.doctor",
     "Scaling": "clearhead.measure.scales",

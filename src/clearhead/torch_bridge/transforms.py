@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
@@ -12,10 +10,9 @@ from torch.autograd import forward_ad
 
 from clearhead.core.errors import KernelRefused
 from clearhead.core.grid import Grid, broadcast
-from clearhead.core.problem import Problem
-from clearhead.kernels.contract import Kernel
-from clearhead.torch_bridge.autograd import NO_FORWARD, gradients_of
-from clearhead.torch_bridge.ops import attention, attention_backward, no_second, saved
+from clearhead.torch_bridge.many import one_by_one
+from clearhead.torch_bridge.ops import attention, attention_backward, saved
+from clearhead.torch_bridge.refused import NO_FORWARD, no_second
 from clearhead.torch_bridge.wire import unpack_bias, unpack_mask
 
 OPTIONS = 13  # how many arguments the operators have after their tensors
@@ -73,22 +70,6 @@ def check_inside(shapes: Any, options: Any) -> None:
         unpack_mask(mask, arrays, numbers).check(grid)
     if bias is not None:
         unpack_bias(bias, arrays, numbers, learned).check(grid)
-
-
-def one_by_one(operator: Any, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-    """A call for each entry, stacked."""
-
-    def entry(value: Any, dim: Any, i: int) -> Any:
-        if isinstance(value, list | tuple) and isinstance(dim, list | tuple):
-            return [entry(one, d, i) for one, d in zip(value, dim, strict=True)]
-        return value if dim is None else value.select(dim, i)
-
-    calls = [
-        operator(*(entry(value, dim, i) for value, dim in zip(inputs, in_dims, strict=True)))
-        for i in range(info.batch_size)
-    ]
-    results = tuple(torch.stack(found) for found in zip(*calls, strict=True))
-    return results, (0,) * len(results)
 
 
 def mapped(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -173,51 +154,6 @@ class Backward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         return mapped_backward(info, in_dims, *inputs)
-
-
-# calls whose gradients are being computed for many gradients of their outputs
-_many: dict[int, tuple[Any, ...]] = {}
-_numbers = count()
-
-
-@torch.library.custom_op(
-    "clearhead::gradients_of_many",
-    mutates_args=(),
-    schema="(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, int call) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def _of_each(dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, call: int) -> tuple[Tensor, ...]:
-    """dq, dk, dv, and dsinks or nothing, for one gradient of the output of a call that was made.
-
-    q, k and v are those of the call: who differentiates once more hears of it by way of them.
-    """
-    kernel, problem, output, peak, total = _many[call]
-    *found, dsinks = gradients_of(kernel, problem, dout, output, peak, total, dlse)
-    return *found, dout.new_empty(0) if dsinks is None else dsinks
-
-
-def _name_kernel(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.kernel = _many[inputs[-1]][0].name
-
-
-_of_each.register_vmap(partial(one_by_one, _of_each))
-_of_each.register_autograd(no_second, setup_context=_name_kernel)
-
-
-def gradients_of_many(
-    kernel: Kernel, problem: Problem, dout: Tensor, output: Tensor, peak: Tensor, total: Tensor, dlse: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """`autograd.gradients_of` where gradients stand for many, one after the other.
-
-    By way of an operator: PyTorch's older way of mapping, behind `is_grads_batched` and `jacobian(vectorize=True)`,
-    tells what it maps to operators alone, and only to those that take no lists of tensors.
-    """
-    call = next(_numbers)
-    _many[call] = (kernel, problem, output, peak, total)
-    try:
-        dq, dk, dv, dsinks = _of_each(dout, dlse, problem.q, problem.k, problem.v, call)
-    finally:
-        del _many[call]
-    return dq, dk, dv, None if problem.sinks is None else dsinks
 
 
 attention.register_vmap(mapped)

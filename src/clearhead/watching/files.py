@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Map, Observed, Rows, Top
 from clearhead.watching.given import Given
 from clearhead.watching.reading import Malformed, calls_of, missed_of, parsed
-from clearhead.watching.seen import Seen
+from clearhead.watching.record import Record
 
 FORMAT = "clearhead.seen/1"
+
+Kind = TypeVar("Kind", bound=Record)
 
 
 def _safetensors() -> Any:
@@ -27,7 +29,7 @@ def _safetensors() -> Any:
     return safetensors
 
 
-def save(seen: Seen, path: str | os.PathLike[str]) -> None:
+def save(seen: Record, path: str | os.PathLike[str]) -> None:
     """Write what was seen to one file."""
     safetensors = _safetensors()
     arrays: dict[str, np.ndarray] = {}
@@ -58,8 +60,11 @@ def _plain(values: dict[str, Any], where: str, arrays: dict[str, np.ndarray]) ->
     return plain
 
 
-def load(path: str | os.PathLike[str]) -> Seen:
-    """Read what `save` wrote; arrays are NumPy's. Whatever else a file holds is refused in one sentence."""
+def load(path: str | os.PathLike[str], kind: type[Kind]) -> Kind:
+    """Read what `save` wrote, as a record of that kind; arrays are NumPy's.
+
+    Whatever else a file holds is refused in one sentence.
+    """
     safetensors = _safetensors()
     name = os.fspath(path)
     try:
@@ -71,7 +76,7 @@ def load(path: str | os.PathLike[str]) -> Seen:
                 )
             read = functools.cache(lambda key: _tensor(file, names, key))  # calls may share an array
             calls = calls_of(parsed(about.get("calls"), "calls"), read)
-            return Seen(calls, missed_of(parsed(about.get("missed"), "missed")))
+            return kind(calls, missed_of(parsed(about.get("missed"), "missed")))
     except (OSError, safetensors.SafetensorError) as error:
         raise ArgumentError("path", f"cannot read {name}: {error}") from None
     except Malformed as error:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from clearhead.core.errors import ArgumentError
+from clearhead.watching.call import of_batch
+from clearhead.watching.record import Record
 from clearhead.watching.rollout import check_share, layers_for
-from clearhead.watching.seen import Seen, of_batch
 
 LONGEST = 128
 
 
-def flow(seen: Seen, query: int, *, batch: int = 0, residual: float = 0.5) -> np.ndarray:
+def flow(seen: Record, query: int, *, batch: int = 0, residual: float = 0.5) -> np.ndarray:
     """The maximum flow from one query of the last layer to each input position, (positions,).
 
     >>> import torch, clearhead as ch

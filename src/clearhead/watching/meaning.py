@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from clearhead.core.errors import ArgumentError
+from clearhead.core.errors import ArgumentError, first_line
+from clearhead.watching.seen import Seen
 from clearhead.watching.words import merge_subwords, words_of
 
-if TYPE_CHECKING:
-    from clearhead.integrations.local_models import Loaded
-    from clearhead.watching.seen import Seen
+
+class Loaded(Protocol):
+    """A model in evaluation mode, its tokenizer, and what it is called."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """What makes tokens of a text, as transformers does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +80,7 @@ def read(loaded: Loaded, text: str) -> tuple[Text, Seen]:
 
     if not text.strip():
         raise ArgumentError("--text", "is empty")
-    from clearhead.integrations.local_models import first_line
-
-    tokenizer: Any = loaded.tokenizer
+    tokenizer = loaded.tokenizer
     longest = min(tokenizer.model_max_length, getattr(loaded.model.config, "max_position_embeddings", None) or 10**6)
     given = tokenizer(text, return_tensors="pt", verbose=False)
     length = given["input_ids"].shape[1]

@@ -64,13 +64,14 @@ def stop(recorder: Recorder) -> None:
         active.mode, active.steps = None, Steps()
 
 
-def _stack() -> list[TorchFunctionMode]:
+def stack() -> list[TorchFunctionMode]:
+    """The modes that are on in this thread, the innermost last."""
     count = torch._C._len_torch_function_stack()
     return [torch._C._get_function_stack_at(i) for i in range(count)]
 
 
 def _on_stack(mode: TorchFunctionMode) -> bool:
-    return any(other is mode for other in _stack())
+    return any(other is mode for other in stack())
 
 
 def _take_off(mode: TorchFunctionMode) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.watching.mode import Mode, stack
+
 
 def as_fast_path(encoder: nn.TransformerEncoder, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """The output with zeros, normalised as PyTorch does, in padded positions; None where it is right as it is."""
@@ -48,6 +50,4 @@ def _nests(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
 
 def _others_see() -> bool:
     """Is a mode on that is not ours?"""
-    from clearhead.watching.mode import Mode, _stack
-
-    return any(not isinstance(other, Mode) for other in _stack())
+    return any(not isinstance(other, Mode) for other in stack())

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.observations import Map, Observed, Rows, Top
+from clearhead.watching.call import Call
 from clearhead.watching.given import Given
-from clearhead.watching.seen import Call
 
 LARGEST = 2**62  # a number of positions or of calls that is still one
 Read = Callable[[str], np.ndarray]

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.core.observations import Observed
+from clearhead.watching.call import Call, layer_of
 from clearhead.watching.given import Given
 from clearhead.watching.names import Tokens
-from clearhead.watching.seen import Call, Seen, layer_of
+from clearhead.watching.seen import Seen
 from clearhead.watching.wants import Wanted
 
 ATTENTION = re.compile(r"(?i)attention|attn|(?<![a-z])mha(?![a-z])")

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from clearhead.core.errors import ArgumentError
-from clearhead.watching.seen import Call, Seen, whole_numbers
+from clearhead.watching.call import Call, whole_numbers
+from clearhead.watching.record import Record
 
 # rows that are carried at once: they are the features of one call
 TOGETHER = 64
 
 
-def layers_for(seen: Seen) -> list[Call]:
+def layers_for(seen: Record) -> list[Call]:
     """The calls to follow, first layer first, or words that say why they cannot be followed."""
     if not len(seen):
         raise ArgumentError("seen", "has no calls")
@@ -47,7 +48,7 @@ def check_share(residual: float) -> None:
         raise ArgumentError("residual", f"is {residual!r}, expected a share from 0 to 1")
 
 
-def rollout(seen: Seen, query: int | Sequence[int] | None = None, *, residual: float = 0.5) -> np.ndarray:
+def rollout(seen: Record, query: int | Sequence[int] | None = None, *, residual: float = 0.5) -> np.ndarray:
     """What each query's output is made of, in shares of the input positions: (…, queries, positions).
 
     One `query` gives (…, positions). Without one all are followed, and the answer itself is a matrix of n × n. Watching

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -14,10 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from clearhead.core.arrays import to_numpy
-from clearhead.watching.seen import Call, Seen
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from clearhead.watching.call import Call
+from clearhead.watching.record import Record
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def _shown(value: float | None, how: str) -> str:
     return "–" if value is None else format(value, how)
 
 
-def summary(seen: Seen) -> Summary:
+def summary(seen: Record) -> Summary:
     """Every head of every module that was seen.
 
     Queries that may attend to nothing are left out. So are padded positions, where they can be told: positions of a

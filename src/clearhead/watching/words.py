@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from clearhead.core.arrays import Array, to_numpy
 from clearhead.core.errors import ArgumentError
 from clearhead.explain.tokens import names_for
-from clearhead.watching.seen import of_batch
-
-if TYPE_CHECKING:
-    from clearhead.watching.seen import Seen
+from clearhead.watching.call import of_batch
+from clearhead.watching.record import Record
 
 # how tokenizers mark a token that goes on with the word before it, or one that starts a word
 GOES_ON = "##"  # WordPiece
@@ -96,7 +94,7 @@ def merge_subwords(weights: Array, tokens: Sequence[str], *, query_tokens: Seque
     )
 
 
-def matrix(seen: Seen, *, heads: str | int, layers: str | int, batch: int, words: bool) -> Matrix:
+def matrix(seen: Record, *, heads: str | int, layers: str | int, batch: int, words: bool) -> Matrix:
     """The weights of one sequence over heads and layers.
 
     `heads` and `layers` are "each", which keeps the axis, "mean", "max", or a number.
