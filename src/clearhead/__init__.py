@@ -110,9 +110,11 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name == "nn":
-        return import_module("clearhead.nn")
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+if not TYPE_CHECKING:  # who checks types has the names from above, and is told of one that is not there
+
+    def __getattr__(name: str) -> Any:
+        if name == "nn":
+            return import_module("clearhead.nn")
+        if name in _LATER:
+            return getattr(import_module(_LATER[name]), name)
+        raise AttributeError(f"module 'clearhead' has no attribute {name!r}")

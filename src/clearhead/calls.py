@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.admit import admit, lies_plainly, refuse_by_class, require_numbers
-from clearhead.core.arrays import Array, Library, dtype_name, is_torch, require_array
+from clearhead.core.arrays import AnyArray, Array, ArrayOf, ArrayT, Library, dtype_name, is_torch, require_array
 from clearhead.core.errors import ArgumentError
 from clearhead.core.mask import Mask
 from clearhead.core.masks import of_pytorch
@@ -23,18 +23,18 @@ from clearhead.torch_bridge import autograd
 
 
 def attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayOf[ArrayT],
+    k: ArrayOf[ArrayT],
+    v: ArrayOf[ArrayT],
     *,
-    mask: Mask | Array | None = None,
-    bias: Bias | Array | None = None,
+    mask: Mask | AnyArray | None = None,
+    bias: Bias | AnyArray | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Array | None = None,
+    sinks: AnyArray | None = None,
     dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
-) -> Array:
+) -> ArrayT:
     """Scaled dot-product attention: softmax(q kᵀ · scale [softcap] [+ bias] [mask]) v.
 
     >>> import numpy as np, clearhead as ch
@@ -63,7 +63,7 @@ def attention(
     float32. A wrong argument raises `ArgumentError`, a `ValueError`, before anything is computed.
     """
     plain = bias is None and softcap is None and sinks is None and dropout is None
-    if plain and kernel is None and type(q) is type(k) is type(v) is np.ndarray:
+    if plain and kernel is None and type(q) is type(k) is type(v) is np.ndarray:  # type: ignore[comparison-overlap]
         output = at_once(q, k, v, mask, scale)
         if output is not None:
             return output
@@ -81,7 +81,7 @@ def attention(
             return autograd.hand_over(
                 attention, (q, k, v), (mask, bias, sinks), **options, dropout=dropout, kernel=kernel
             )
-        if plain and kernel is None and q.is_cuda and lies_plainly(q, k, v):
+        if plain and kernel is None and q.is_cuda and lies_plainly(q, k, v):  # type: ignore[attr-defined]
             output = at_once(q, k, v, mask, scale)
             if output is not None:
                 return output
@@ -90,15 +90,15 @@ def attention(
 
 
 def observe(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayOf[ArrayT],
+    k: ArrayOf[ArrayT],
+    v: ArrayOf[ArrayT],
     *,
-    mask: Mask | Array | None = None,
-    bias: Bias | Array | None = None,
+    mask: Mask | AnyArray | None = None,
+    bias: Bias | AnyArray | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Array | None = None,
+    sinks: AnyArray | None = None,
     dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
     top: int | None = None,
@@ -106,7 +106,7 @@ def observe(
     map: tuple[int, int] | None = None,
     queries: Any = None,
     weights: bool = False,
-) -> Observed:
+) -> Observed[ArrayT]:
     """Attention, and what it attended to, without the T×S matrix unless `weights=True` asks for it.
 
     >>> import numpy as np, clearhead as ch
@@ -142,20 +142,20 @@ def observe(
 
 
 def gradients(
-    q: Array,
-    k: Array,
-    v: Array,
-    dout: Array,
+    q: ArrayOf[ArrayT],
+    k: ArrayOf[ArrayT],
+    v: ArrayOf[ArrayT],
+    dout: ArrayOf[ArrayT],
     *,
-    mask: Mask | Array | None = None,
-    bias: Bias | Array | None = None,
+    mask: Mask | AnyArray | None = None,
+    bias: Bias | AnyArray | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Array | None = None,
+    sinks: AnyArray | None = None,
     dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
-    dlse: Array | None = None,
-) -> tuple[Array, Array, Array]:
+    dlse: ArrayOf[ArrayT] | None = None,
+) -> tuple[ArrayT, ArrayT, ArrayT]:
     """(dq, dk, dv): the exact gradients of `(attention(q, k, v, …) * dout).sum()`, recomputed by tile in O(n) memory.
 
     For libraries without autograd; PyTorch users call `backward`. `dlse` (…, T), if given, is the gradient of the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import array_api_compat
 import numpy as np
@@ -16,6 +16,41 @@ from clearhead.core.errors import ArgumentError
 Array: TypeAlias = Any
 
 T = TypeVar("T")
+ArrayT_co = TypeVar("ArrayT_co", covariant=True)
+
+
+class ArrayOf(Protocol[ArrayT_co]):
+    """An array as a type checker knows it: by what slicing it gives.
+
+    A slice of NumPy's arrays says nothing of how many axes there are, and a slice of a parameter is a tensor, as
+    results are.
+    """
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """How many entries each axis has."""
+
+    @property
+    def ndim(self) -> int:
+        """How many axes there are."""
+
+    @property
+    def dtype(self) -> Any:
+        """What its numbers are, in its library's words."""
+
+    def __getitem__(self, index: slice, /) -> ArrayT_co:
+        """Some of its rows."""
+
+
+AnyArray: TypeAlias = ArrayOf[Any]
+
+# The arrays of one call: np.ndarray, torch.Tensor, jax.Array or another. Where it is left open they may be any.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault  # which type checkers know; `typing` has it from 3.13 on
+
+    ArrayT = WithDefault("ArrayT", bound=AnyArray, default=Any)
+else:
+    ArrayT = TypeVar("ArrayT")
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 HALF = ("float16", "bfloat16")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
-from clearhead.core.arrays import Array, Library, is_array, is_traced, to_numpy
+from clearhead.core.arrays import Array, ArrayT, Library, is_array, is_traced, to_numpy
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import Grid
 from clearhead.core.partial import Partial
@@ -16,25 +16,25 @@ from clearhead.core.partial import Partial
 MOST = 2**31
 
 
-class Top(NamedTuple):
+class Top(NamedTuple, Generic[ArrayT]):
     """The largest weights of each query, (…, T, k) in descending order; index −1 where there is no weight left."""
 
     indices: Array
-    weights: Array
+    weights: ArrayT
 
 
-class Map(NamedTuple):
+class Map(NamedTuple, Generic[ArrayT]):
     """The weights pooled into blocks of queries × keys: the mean and the largest of each block, (…, rows, columns)."""
 
-    mean: Array
-    max: Array
+    mean: ArrayT
+    max: ArrayT
 
 
-class Rows(NamedTuple):
+class Rows(NamedTuple, Generic[ArrayT]):
     """The exact weights of some queries: their indices, and (…, len(indices), S)."""
 
     indices: Array
-    weights: Array
+    weights: ArrayT
 
 
 @dataclass(frozen=True)
@@ -103,35 +103,35 @@ def _positions(queries: Any, count: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Observed:
+class Observed(Generic[ArrayT]):
     """What one call gave and what it attended to. What was not asked for is None.
 
     Shapes follow the output (…, H, T, Dv). All but the output are in at least float32, and speak of the weights before
     dropout. Indexing picks batch rows and heads: `observed[0, 2]`.
     """
 
-    output: Array
-    lse: Array
-    max_score: Array
-    entropy: Array
+    output: ArrayT
+    lse: ArrayT
+    max_score: ArrayT
+    entropy: ArrayT
     kernel: str
-    top: Top | None = None
-    received: Array | None = None
-    map: Map | None = None
-    queries: Rows | None = None
-    weights: Array | None = None
-    share: Array | None = None  # of the keys in all weights, where a sink has the rest; for `partial`
+    top: Top[ArrayT] | None = None
+    received: ArrayT | None = None
+    map: Map[ArrayT] | None = None
+    queries: Rows[ArrayT] | None = None
+    weights: ArrayT | None = None
+    share: ArrayT | None = None  # of the keys in all weights, where a sink has the rest; for `partial`
 
     @property
-    def partial(self) -> Partial:
+    def partial(self) -> Partial[ArrayT]:
         """This call as a part that merges with others over other keys; see `merge`."""
         return Partial(self.output, self.lse, self.max_score, self.entropy, self.share)
 
-    def numpy(self) -> Observed:
+    def numpy(self) -> Observed[np.ndarray]:
         """The same with every array in NumPy."""
         return self.each(to_numpy)
 
-    def each(self, function: Any) -> Observed:
+    def each(self, function: Any) -> Observed[Any]:
         """The same with `function` applied to every array that has the call's leading axes."""
 
         def apply(value: Any) -> Any:
@@ -145,7 +145,7 @@ class Observed:
 
         return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
 
-    def __getitem__(self, index: Any) -> Observed:
+    def __getitem__(self, index: Any) -> Observed[ArrayT]:
         chosen = _indices(index if isinstance(index, tuple) else (index,), self.lse)
         return self.each(lambda array: array[(*chosen, ...)])
 

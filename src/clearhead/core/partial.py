@@ -11,26 +11,26 @@ keeps the digits that a log-sum-exp of 10⁴ has no room for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
-from clearhead.core.arrays import Array, Library, dtype_name, require_array, without_gradient
+from clearhead.core.arrays import Array, ArrayT, Library, dtype_name, require_array, without_gradient
 from clearhead.core.errors import ArgumentError
 from clearhead.core.formula import share_of
 
 
 @dataclass(frozen=True, eq=False)
-class Partial:
+class Partial(Generic[ArrayT]):
     """Attention over some of the keys: the output (…, T, Dv) and the log-sum-exp of the scores (…, T), in nats.
 
     Largest score and entropy are merged too where every part has them. `share` is the sum of the keys' weights (…, T)
     where a sink has the rest; None says that there is no sink. Only the entropy needs it.
     """
 
-    output: Array
-    lse: Array
-    max_score: Array | None = None
-    entropy: Array | None = None
-    share: Array | None = None
+    output: ArrayT
+    lse: ArrayT
+    max_score: ArrayT | None = None
+    entropy: ArrayT | None = None
+    share: ArrayT | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ def _apart(xp: Any, logarithm: Array, shift: Array) -> Array:
     return xp.where(infinite, 0.0, xp.where(infinite, 0.0, logarithm) - shift)
 
 
-def merge(*partials: Partial) -> Partial:
+def merge(*partials: Partial[ArrayT]) -> Partial[ArrayT]:
     """Attention over all the keys, from attention over some of them each; any split, in any order.
 
     Sinks belong to the whole: give them to one of the calls that are merged, not to each. PyTorch's gradients flow

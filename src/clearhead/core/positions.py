@@ -12,7 +12,17 @@ from typing import Literal
 import numpy as np
 
 from clearhead.core.admit import admit
-from clearhead.core.arrays import Array, Library, is_array, is_traced, require_array, require_floating, to_numpy
+from clearhead.core.arrays import (
+    Array,
+    ArrayOf,
+    ArrayT,
+    Library,
+    is_array,
+    is_traced,
+    require_array,
+    require_floating,
+    to_numpy,
+)
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import LARGEST, Align, Alignment, Grid, cut, fitting
 
@@ -282,7 +292,7 @@ class Rotary:
         frequencies = self.base ** (-np.arange(0, dimension, 2) / dimension)
         return frequencies if self.scaling is None else self.scaling.stretch(frequencies, self.base)
 
-    def __call__(self, x: Array, *, offset: object = 0) -> Array:
+    def __call__(self, x: ArrayOf[ArrayT], *, offset: object = 0) -> ArrayT:
         """x (…, T, D) turned; `offset` is the position of the first row, one number or one for each batch row.
 
         >>> x = np.ones((1, 3, 4))

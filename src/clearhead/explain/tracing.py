@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import Array, dtype_name
+from clearhead.core.arrays import AnyArray, dtype_name
 from clearhead.core.errors import ArgumentError
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
@@ -165,19 +165,19 @@ def jsonable(value: Any) -> Any:
 
 
 def trace(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
     *,
     query: int | str,
     tokens: Sequence[str] | None = None,
     query_tokens: Sequence[str] | None = None,
     head: int | tuple[int, ...] | None = None,
-    mask: Mask | Array | None = None,
-    bias: Bias | Array | None = None,
+    mask: Mask | AnyArray | None = None,
+    bias: Bias | AnyArray | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Array | None = None,
+    sinks: AnyArray | None = None,
     dropout: tuple[float, int] | None = None,
 ) -> Trace:
     """Every arithmetic step for one query, exactly as `attention` with the same arguments computes it.

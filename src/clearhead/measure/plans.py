@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clearhead.core.arrays import Array, dtype_name
+from clearhead.core.arrays import AnyArray, Array, dtype_name
 from clearhead.core.grid import Grid
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
@@ -51,15 +51,15 @@ class Plan:
 
 
 def plan(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
     *,
-    mask: Mask | Array | None = None,
-    bias: Bias | Array | None = None,
+    mask: Mask | AnyArray | None = None,
+    bias: Bias | AnyArray | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Array | None = None,
+    sinks: AnyArray | None = None,
     dropout: tuple[float, int] | None = None,
     kernel: str | None = None,
 ) -> Plan:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.core.admit import admit, standing
-from clearhead.core.arrays import is_torch, stands_in
+from clearhead.core.arrays import Array, is_torch, stands_in
 from clearhead.core.dropout import as_dropout
 from clearhead.core.errors import ArgumentError
 from clearhead.core.mask import Mask, as_mask
@@ -26,17 +26,17 @@ from clearhead.torch_bridge.wire import pack_bias, pack_mask, tensor
 
 
 def traced_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | Tensor | None,
-    bias: Bias | Tensor | None,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Mask | Array | None,
+    bias: Bias | Array | None,
     scale: float | None,
     softcap: float | None,
-    sinks: Tensor | None,
+    sinks: Array | None,
     dropout: tuple[float, Any] | None,
     kernel: str | None,
-) -> Tensor:
+) -> Array:
     """`attention` by way of the operator."""
     if not torch.compiler.is_compiling():
         q, k, v, sinks = admit("q", q), admit("k", k), admit("v", v), admit("sinks", sinks)
