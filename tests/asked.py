@@ -131,7 +131,7 @@ def interpret(drawn: Drawn, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(call, "_calls", call.Remembered())
     patch.setattr(call, "_families", call.Latest())
     if drawn.tile is not None:
-        patch.setattr(launch, "FEW", 0)
+        patch.setattr(tuning, "FEW", 0)
         kernels = ("forward", "listed", "by_key", "top", "keys", "queries")
         patch.setattr(tuning, "FIXED", dict.fromkeys(kernels, tuning.Blocks(*drawn.tile)))
     else:

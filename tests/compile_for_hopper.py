@@ -1,63 +1,123 @@
-"""Compiles the portable GPU kernels for Hopper, on any machine, and names them; run by `test_triton_compiles.py`."""
+"""Compiles the GPU kernels for Hopper, on any machine, and names them; run by `test_triton_compiles.py`.
+
+    python tests/compile_for_hopper.py [--times] [case …]
+
+`--times` says what each stage of each kernel took.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
+import time
 from typing import Any
 
 import torch
-import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
 
 import clearhead as ch
-from clearhead.core.problem import pose
+from clearhead.core.observations import want
+from clearhead.core.problem import Problem, pose
 from clearhead.kernels.gpu import call as calls
-from clearhead.kernels.triton import launch
+from clearhead.kernels.gpu.repair import repaired
+from clearhead.kernels.hopper import launch as hopper
+from clearhead.kernels.triton import launch as triton
 
-TYPES = {torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
-CASES: tuple[tuple[int, dict[str, Any]], ...] = (
-    (64, {"mask": ch.causal()}),
-    (128, {"mask": ch.window(100, 20), "softcap": 3.0}),
-)
+NONE = {"top": None, "received": None, "map": None, "queries": None, "weights": False}
+SOME = NONE | {"top": 3, "received": True, "map": (8, 16)}
+# head_dim, what is observed, the options of a call
+CASES: dict[str, tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
+    "causal 64": (64, None, {"mask": ch.causal()}),
+    "window and softcap 128": (128, None, {"mask": ch.window(100, 20), "softcap": 3.0}),
+}
+HOPPER: dict[str, tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
+    "hopper causal 128": (128, None, {"mask": ch.causal()}),
+    "hopper causal 64, observed": (64, SOME, {"mask": ch.causal()}),
+    "hopper window 128, entropy": (128, NONE, {"mask": ch.window(50, 3)}),
+    "hopper softcap 128, observed": (128, SOME, {"softcap": 3.0}),
+    "hopper full 256, observed": (256, SOME, {}),
+    "hopper documents and ALiBi 128": (
+        128,
+        None,
+        {"mask": ch.documents(torch.arange(400) // 130) & ch.causal(), "bias": ch.alibi(2)},
+    ),
+}
 
 
-def signature(value: Any) -> Any:
-    """An argument as Triton's compiler knows it."""
-    if isinstance(value, torch.Tensor):
-        return f"*{TYPES[value.dtype]}"
-    if isinstance(value, tuple):
-        parts = [signature(part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if hasattr(value, "block_shape"):
-        return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>"
-    return {int: "i32", float: "fp32"}[type(value)]
+class Machine:
+    """Stands for a driver with one Hopper GPU, on which nothing runs."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
 class Compiles(calls.Launches):
     """Kernels are compiled and not launched."""
 
     def __call__(self, name: Any, kernel: Any, grid: Any, *args: Any, **given: Any) -> None:
-        absent = {(i,): given.get(p.name) for i, p in enumerate(kernel.params) if i >= len(args) or args[i] is None}
-        names = {p.name: "constexpr" if (i,) in absent else signature(args[i]) for i, p in enumerate(kernel.params)}
-        source = ASTSource(fn=kernel, signature=names, constexprs=absent)
-        options = {name: given[name] for name in ("num_warps", "num_stages", "enable_fp_fusion") if name in given}
-        done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        start = time.perf_counter()
+        done = kernel.warmup(*args, grid=grid, **given)
         assert "cubin" in done.asm
-        print(kernel.fn.__name__, flush=True)
+        print(kernel.fn.__name__, *([f"{time.perf_counter() - start:.2f} s"] if TIMES else []), flush=True)
+
+
+TIMES = False
+
+
+def say(src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
+    """What each stage of compiling a kernel took."""
+    stages = {"ir": times.ir_initialization, **dict(times.lowering_stages)}
+    print("   ", " ".join(f"{name} {took / 1e6:.2f}" for name, took in stages.items()), flush=True)
+
+
+def portable(problem: Problem) -> None:
+    call = calls.Call(problem)
+    call.launch = Compiles()
+    found = triton.forward(call)
+    rows = found.lse.shape
+    repaired(call, found, torch.zeros(rows, dtype=torch.int32))
+    triton.two_passes(call, torch.zeros_like(problem.q), found.unrounded, found.peak, found.total, torch.zeros(rows))
+    few = calls.Call(pose(problem.q[:, :, :1], problem.k, problem.v, mask=problem.mask, softcap=problem.softcap))
+    few.launch = Compiles()
+    triton.forward(few)
+
+
+def own(problem: Problem) -> None:
+    from clearhead.kernels.hopper.accepts import refusal, refusal_of_gradients
+
+    assert refusal(problem) is None, refusal(problem)
+    call = calls.Call(problem)
+    call.launch = Compiles()
+    found = hopper.forward_and_look(call).forward
+    if refusal_of_gradients(problem) is None:
+        hopper.one_pass(call, torch.zeros_like(problem.q), found.unrounded, found.peak, found.total, None)
 
 
 def main() -> None:
+    global TIMES
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("--times", action="store_true")
+    given = parser.parse_args()
+    TIMES = given.times
+    if TIMES:
+        knobs.compilation.listener = say
+    driver.set_active(Machine())
     os.environ["TRITON_INTERPRET"] = "1"  # now that kernels are imported: tensors on the CPU stand for others
-    for width, options in CASES:
-        q, k, v = (torch.randn(1, 2, n, width).half() for n in (300, 400, 400))
-        call = calls.Call(pose(q, k, v, **options).to_be_differentiated())
-        few = calls.Call(pose(q[:, :, :1], k, v, **options))
-        call.launch = few.launch = Compiles()
-        found = launch.forward(call)
-        launch.repaired(call, found, torch.zeros(1, 2, 300, dtype=torch.int32))
-        launch.two_passes(call, torch.zeros_like(q), found[-1], found[2], found[3], torch.zeros(1, 2, 300))
-        launch.forward(few)
+    for name in list(HOPPER) if given.cases == ["hopper"] else given.cases:
+        head_dim, wanted, options = (CASES | HOPPER)[name]
+        q, k, v = (torch.randn(1, 2, n, head_dim).half() for n in (300, 400, 400))
+        asked = None if wanted is None else lambda grid, wanted=wanted: want(grid, **wanted)
+        problem = pose(q, k, v, **options, want=asked).to_be_differentiated()
+        (portable if name in CASES else own)(problem)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def test_choice_follows_size_and_is_explained() -> None:
     assert plan.others["dense"] == f"able, but 'tiled' is preferred: {scores:,} scores are more than {SMALL:,}"
     assert plan.others["compiled"].startswith("refused: ")
     asked = ch.plan(small, small, small, kernel="tiled").others
-    assert asked == dict.fromkeys(("compiled", "vendor", "triton", "dense"), "'tiled' was asked for")
+    assert asked == dict.fromkeys(("compiled", "vendor", "hopper", "triton", "dense"), "'tiled' was asked for")
 
 
 def test_plan_counts() -> None:

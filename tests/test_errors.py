@@ -73,9 +73,10 @@ REFUSALS = {
     "dropout: is 0.1, expected (probability, seed)": lambda: call(dropout=0.1),
     "dropout: has probability 1.0, expected a number from 0 up to, not with, 1": lambda: call(dropout=(1.0, 1)),
     "dropout: has seed -1, expected a whole number from 0 to 2**64 - 1": lambda: call(dropout=(0.1, -1)),
-    "kernel: is 'fast', expected one of 'compiled', 'vendor', 'triton', 'tiled', 'dense', or None to have one chosen": (
-        lambda: call(kernel="fast")
-    ),
+    (
+        "kernel: is 'fast', expected one of 'compiled', 'vendor', 'hopper', 'triton', 'tiled', 'dense', "
+        "or None to have one chosen"
+    ): (lambda: call(kernel="fast")),
     "count: is 0, expected a whole number from 1 to 4096, or None for all cores": lambda: ch.set_threads(0),
     "top: is 0, expected a whole number of at least 1": lambda: ch.observe(X, X, X, top=0),
     "received: is 0, expected True or a number of last queries, at least 1": lambda: ch.observe(X, X, X, received=0),

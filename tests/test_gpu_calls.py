@@ -12,7 +12,7 @@ import torch
 from budget import check, expected
 from cases import BY_NAME
 from libraries import CUDA
-from on_gpu import MARKS, TIMES, deterministic, longer, poison, poisoned  # noqa: F401  # a fixture that runs by itself
+from on_gpu import MARKS, OWN, TIMES, deterministic, longer, poison, poisoned  # noqa: F401  # a fixture that runs by itself
 
 import clearhead as ch
 
@@ -21,28 +21,23 @@ pytestmark = MARKS
 
 def test_the_same_call_gives_the_same_bits() -> None:
     q, k, v, dout = torch.randn((4, 2, 4, 2000, 64), device="cuda", dtype=torch.bfloat16).unbind(0)
-    runs = []
-    for _ in range(3):
-        seen = ch.observe(q, k, v, mask=ch.causal(), kernel="triton", top=4, received=True, map=(16, 16))
-        found = [seen.output, seen.lse, seen.entropy, seen.received, *seen.map, *seen.top]
-        with deterministic():
-            runs.append(found + list(ch.gradients(q, k, v, dout, mask=ch.causal(), kernel="triton")))
-    for run in runs[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
+    for kernel in OWN:
+        runs = []
+        for _ in range(3):
+            seen = ch.observe(q, k, v, mask=ch.causal(), kernel=kernel, top=4, received=True, map=(16, 16))
+            runs.append([seen.output, seen.lse, seen.entropy, seen.received, *seen.map, *seen.top])
+            runs[-1] += ch.gradients(q, k, v, dout, mask=ch.causal(), kernel="triton")
+        for run in runs[1:]:
+            assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
 
 
 def test_gradients_are_added_up_in_no_order_only_where_they_may_be() -> None:
-    if torch.cuda.get_device_capability()[0] != 9:
+    if "hopper" not in OWN:
         pytest.skip("only Hopper has a kernel that adds up gradients in no order")
-    from clearhead.kernels.hopper import backward as module
-
     q, k, v, dout = torch.randn((4, 1, 2, 300, 128), device="cuda", dtype=torch.bfloat16).unbind(0)
-    with mock.patch.object(module, "gradients", wraps=module.gradients) as taken:
-        with deterministic():
-            ordered = ch.gradients(q, k, v, dout, kernel="triton")
-        assert not taken.called
-        free = ch.gradients(q, k, v, dout, kernel="triton")
-        assert taken.called
+    with deterministic(), pytest.raises(ch.KernelRefused, match="in no fixed order"):
+        ch.gradients(q, k, v, dout, kernel="hopper")
+    ordered, free = (ch.gradients(q, k, v, dout, kernel=name) for name in ("triton", "hopper"))
     for one, other in zip(ordered, free, strict=True):
         assert (one.float() - other.float()).norm() < 0.01 * one.float().norm()
 
@@ -80,6 +75,8 @@ def test_few_queries_over_many_keys() -> None:
 
 def test_heads_side_by_side() -> None:
     """More causal heads than are worked on at a time, in several rounds, with a last group that is smaller."""
+    if "hopper" not in OWN:
+        pytest.skip("only Hopper's kernels work on some heads at a time")
     from clearhead.kernels.hopper import schedule as cuts
 
     for width, waves, heads in product((64, 128), (1, 4), (40, 44)):
@@ -87,7 +84,7 @@ def test_heads_side_by_side() -> None:
         k, v = (torch.randn((2, heads // 4, 1100, width), device="cuda", dtype=torch.bfloat16) for _ in range(2))
         wanted = {"received": True, "map": (10, 12), "top": 2}
         with mock.patch.multiple(cuts, WAVES=waves, ROUNDS=4 * waves):
-            seen = ch.observe(q, k, v, mask=ch.causal(), kernel="triton", scale=0.1 + waves / 100, **wanted)
+            seen = ch.observe(q, k, v, mask=ch.causal(), kernel="hopper", scale=0.1 + waves / 100, **wanted)
         exact = ch.observe(
             *(x.float() for x in (q, k, v)), mask=ch.causal(), scale=0.1 + waves / 100, kernel="dense", **wanted
         )
@@ -101,18 +98,21 @@ def test_heads_side_by_side() -> None:
 
 
 def test_more_of_the_largest_weights() -> None:
-    for count in (9, 16, 17):
-        longer("bfloat16", 128, "causal", top=count)
+    for kernel, count in product(OWN, (9, 16, 17)):
+        longer("bfloat16", 128, "causal", top=count, kernel=kernel)
 
 
 def test_nothing_to_see() -> None:
-    for keys, mask in ((200, ch.lengths(0)), (200, ch.causal(offset=-500)), (0, None)):
+    nowhere = ((200, ch.lengths(0)), (200, ch.causal(offset=-500)), (0, None))
+    for kernel, (keys, mask) in product(OWN, nowhere):
+        if kernel == "hopper" and not keys:
+            continue
         q, k, v = (torch.randn((1, 2, n, 64), device="cuda", dtype=torch.bfloat16) for n in (200, keys, keys))
         for _ in range(TIMES + 1):
             poison(2)
-            seen = ch.observe(q, k, v, mask=mask, kernel="triton", received=True)
-            nothing = [ch.attention(q, k, v, mask=mask, kernel="triton"), seen.output, seen.entropy, seen.received]
-            nothing += ch.gradients(q, k, v, torch.randn_like(q), mask=mask, kernel="triton")
+            seen = ch.observe(q, k, v, mask=mask, kernel=kernel, received=True)
+            nothing = [ch.attention(q, k, v, mask=mask, kernel=kernel), seen.output, seen.entropy, seen.received]
+            nothing += ch.gradients(q, k, v, torch.randn_like(q), mask=mask, kernel=kernel)
             assert not any(tensor.any() for tensor in nothing)
             assert (seen.lse == -torch.inf).all()
 
@@ -137,14 +137,13 @@ def test_a_graph_that_is_captured_and_replayed() -> None:
 
     def call() -> list[torch.Tensor]:
         q, k, v, dout = held.unbind(0)
-        seen = ch.observe(q, k, v, mask=ch.causal(), kernel="triton", received=True, map=(8, 8), top=2)
+        seen = ch.observe(q, k, v, mask=ch.causal(), kernel=OWN[0], received=True, map=(8, 8), top=2)
         few = ch.attention(q[:, :, :1], k, v, kernel="triton")
         plain = ch.attention(q, k, v)  # by vendor
-        with deterministic():
-            found = ch.gradients(q, k, v, dout, mask=ch.causal(), kernel="triton")
+        found = ch.gradients(q, k, v, dout, mask=ch.causal(), kernel="triton")
         return [seen.output, seen.lse, seen.entropy, seen.received, *seen.map, *seen.top, few, plain, *found]
 
-    for times in (0, TIMES):  # calls before: nothing is known yet, all is on tape
+    for times in (0, TIMES):  # calls before: nothing is known yet, all is replayed
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             for _ in range(max(times, 1)):

@@ -14,7 +14,9 @@ from interpreted import MARKS
 from libraries import LIBRARIES
 
 import clearhead as ch
-from clearhead.kernels.triton import depth, triton
+from clearhead.core.problem import pose
+from clearhead.kernels.gpu.available import depth
+from clearhead.kernels.triton import triton
 
 pytestmark = MARKS
 TORCH = next(library for library in LIBRARIES if library.name == "torch")
@@ -94,9 +96,8 @@ SMALL = {
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny tiles, and no splitting of keys, which few queries would otherwise have."""
     from clearhead.kernels.gpu import tuning
-    from clearhead.kernels.triton import launch
 
-    monkeypatch.setattr(launch, "FEW", 0)
+    monkeypatch.setattr(tuning, "FEW", 0)
     monkeypatch.setattr(tuning, "FIXED", {kernel: tuning.Blocks(*size) for kernel, size in SMALL.items()})
 
 
@@ -177,8 +178,8 @@ def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ch.plan(x, x, x).others["vendor"] == "refused: PyTorch has no CUDA device here"
     n = np.zeros((1, 4, 8))
     assert ch.plan(n, n, n).others["triton"] == "refused: it takes PyTorch tensors on a GPU, not numpy arrays"
-    monkeypatch.setattr("clearhead.kernels.triton._installed", lambda: False)
-    assert triton.rejects(ch.problem.pose(x, x, x)) == "Triton is not installed"
+    monkeypatch.setattr("clearhead.kernels.gpu.available.installed", lambda: False)
+    assert triton.rejects(pose(x, x, x)) == "Triton is not installed"
 
 
 def test_measured_blocks_are_kept_in_a_file(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,21 +202,21 @@ def test_measured_blocks_are_kept_in_a_file(tmp_path: object, monkeypatch: pytes
 @pytest.mark.usefixtures("tiny")
 def test_outputs_marked_as_not_finite_are_computed_anew(mask: ch.Mask) -> None:
     """As after Hopper's own kernel; what is not marked stays as it is."""
-    from clearhead.core.problem import pose
     from clearhead.kernels.gpu.call import Call
+    from clearhead.kernels.gpu.repair import repaired
     from clearhead.kernels.triton import launch
 
     q, k, v = (torch.randn(2, 3, n, 16).half() for n in (37, 41, 41))
     call = Call.of(pose(q, k, v, mask=mask).to_be_differentiated())
     right = launch.forward(call)
-    found = (right[0].clone(), *right[1:-1], right[-1].clone())
+    found = right._replace(output=right.output.clone(), unrounded=right.unrounded.clone())
     odd = torch.zeros(2, 3, 37, dtype=torch.int32)
     odd[0, 1, 5] = odd[1, 2, 36] = 1
-    found[0][0, 1, :16] = found[0][1, 2, 32:] = float("nan")
-    found[0][1, 0, 3] = 7.0
-    found[-1][0, 1, :16] = float("nan")
-    launch.repaired(call, found, odd)
-    assert (found[0][1, 0, 3] == 7.0).all()
-    found[0][1, 0, 3] = right[0][1, 0, 3]
-    assert torch.equal(found[0], right[0])
-    assert torch.equal(found[-1], right[-1])
+    found.output[0, 1, :16] = found.output[1, 2, 32:] = float("nan")
+    found.output[1, 0, 3] = 7.0
+    found.unrounded[0, 1, :16] = float("nan")
+    repaired(call, found, odd)
+    assert (found.output[1, 0, 3] == 7.0).all()
+    found.output[1, 0, 3] = right.output[1, 0, 3]
+    assert torch.equal(found.output, right.output)
+    assert torch.equal(found.unrounded, right.unrounded)

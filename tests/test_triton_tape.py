@@ -202,5 +202,5 @@ def test_tapes_are_bounded() -> None:
 
     call = module.Call(pose(*torch.randn((3, *SHAPE)).unbind(0)))
     for n in range(3 * module.MOST):
-        assert call.taped(n, (), lambda n=n: n) == n
+        assert call.replayed(n, (), lambda n=n: n) == n
     assert len(call.tapes) <= module.MOST

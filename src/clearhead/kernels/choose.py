@@ -12,14 +12,15 @@ from clearhead.core.problem import Problem
 from clearhead.kernels.compiled import compiled
 from clearhead.kernels.contract import AtOnce, Kernel, Passes, Several, rejects_gradients
 from clearhead.kernels.dense import SMALL_NUMPY, dense
+from clearhead.kernels.hopper import hopper
 from clearhead.kernels.tiled import tiled
 from clearhead.kernels.triton import triton
 from clearhead.kernels.vendor import vendor
 
-KERNELS: tuple[Kernel, ...] = (compiled, vendor, triton, tiled, dense)
+KERNELS: tuple[Kernel, ...] = (compiled, vendor, hopper, triton, tiled, dense)
 
 # kernels for GPUs, in the order that they are taken where nothing is measured
-ON_GPU: tuple[Kernel, ...] = (vendor, triton)
+ON_GPU: tuple[Kernel, ...] = (vendor, hopper, triton)
 
 # Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
 # (`make bench`).
@@ -83,9 +84,7 @@ def choose_gradients(problem: Problem, ran: Kernel, name: str | None = None) -> 
     if name is not None:
         raise KernelRefused(name, reason)
     for kernel in preference(problem):
-        if (
-            kernel is not compiled and rejects_gradients(kernel, problem) is None
-        ):  # it knows peaks of its own runs alone
+        if kernel is not compiled and rejects_gradients(kernel, problem) is None:  # it knows its own peaks alone
             return kernel
     raise KernelRefused(ran.name, reason)
 

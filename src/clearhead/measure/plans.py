@@ -72,6 +72,7 @@ def plan(
       kernel        tiled
       not compiled  'tiled' was asked for
       not vendor    'tiled' was asked for
+      not hopper    'tiled' was asked for
       not triton    'tiled' was asked for
       not dense     'tiled' was asked for
       pairs         16,252,928 of 134,217,728 (12.1%)

@@ -43,7 +43,7 @@ class Kind:
             problem.scale, problem.softcap, None if sinks is None else (sinks.dtype, sinks.data_ptr() % 16),
             None if problem.mask is None else self.of_mask(problem.mask),
             None if problem.bias is None else self.of_bias(problem.bias),
-            tuning.PRECISION, tuning.DESCRIBED, tuple(tuning.FIXED.items()), tuning.written,
+            tuple(tuning.FIXED.items()), tuning.written,
         )  # fmt: skip
         self.key = (q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), self.rest)
 
@@ -101,6 +101,17 @@ class Kind:
         self.owners.append(weakref.ref(owner))
         self.arrays.append(array)
         return self.owners[-1]
+
+
+def kind_of(problem: Problem) -> Kind | None:
+    """The kind of a problem, found once for all who ask; None where it has none."""
+    if "kind" not in problem.found:
+        try:
+            problem.found["kind"] = Kind(problem)
+        except Unlike:
+            problem.found["kind"] = None
+    kind: Kind | None = problem.found["kind"]
+    return kind
 
 
 def by_place(mask: Mask | None) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from clearhead.core.positions import Added, Alibi, Relative, distances
 from clearhead.core.problem import Problem
 from clearhead.kernels.gpu import device, tuning
 from clearhead.kernels.gpu import masks as spans
-from clearhead.kernels.gpu.cache_key import Kind, Latest, Remembered, Unlike
+from clearhead.kernels.gpu.cache_key import Latest, Remembered, kind_of
 from clearhead.kernels.gpu.device import Form, Lists, Scoring
 from clearhead.kernels.gpu.launcher import Launches, hooked
 from clearhead.kernels.gpu.launcher import described as descriptor
@@ -29,8 +29,25 @@ from clearhead.kernels.gpu.tuning import Blocks, power_of_2
 
 NOTHING = nullcontext()
 LOG2E = math.log2(math.e)
-TAKEN = ("problem", "q", "k", "v", "sinks", "done")  # of a call, what does not outlive it
+TAKEN = ("problem", "q", "k", "v", "sinks")  # of a call, what does not outlive it
 SMALLEST = 2.0**-60  # scale that biases are divided by without leaving float32
+
+
+# Sums are moved from one peak to the next by differences of rounded products. Fused into a multiply-add a product is
+# not rounded, and of two equal peaks of 10⁴ the difference would not be 0.
+EXACT = {"enable_fp_fusion": False}
+
+
+class Forward(NamedTuple):
+    """What a forward gives, (*batch, heads, queries, …) each; the last three where they are wanted, else None."""
+
+    output: torch.Tensor
+    lse: torch.Tensor
+    peak: torch.Tensor
+    total: torch.Tensor
+    largest: torch.Tensor | None
+    entropy: torch.Tensor | None
+    unrounded: torch.Tensor | None
 
 
 class Call:
@@ -64,8 +81,7 @@ class Call:
             span_by_row=self.mask.span_by_row,
             program=self.mask.program,
             dropout=problem.dropout is not None,
-            precision=tuning.PRECISION,
-            described=tuning.DESCRIBED and self.describable(),
+            described=self.describable(),
         )
         rescale, threshold, seed = self.dropout()
         factor = problem.scale * LOG2E if raw else LOG2E
@@ -76,9 +92,8 @@ class Call:
     @classmethod
     def of(cls, problem: Problem) -> Call:
         """A problem's call, made from the last one of its kind where there was one."""
-        try:
-            kind = Kind(problem)
-        except Unlike:
+        kind = kind_of(problem)
+        if kind is None:
             return cls(problem)
         last = _calls.get(kind)
         if last is not None:
@@ -118,7 +133,6 @@ class Call:
         if not self.as_given:
             self.q, self.k, self.v = (self.aligned(self.one_batch_axis(a)) for a in (q, k, v))
             self.as_given = self.q is q and self.k is k and self.v is v
-        self.done: Any = None  # what Hopper's own forward gave, for its second look
         self.sinks = None
         if problem.sinks is not None:
             self.sinks = torch.as_tensor(problem.sinks).detach().to(self.device, torch.float32).contiguous()
@@ -135,7 +149,7 @@ class Call:
             self.kept[name] = find()
         return self.kept[name]
 
-    def taped(self, name: Any, inputs: Sequence[Array | None], compute: Callable[[], Any]) -> Any:
+    def replayed(self, name: Any, inputs: Sequence[Array | None], compute: Callable[[], Any]) -> Any:
         """What `compute` gives for these tensors; recorded by one call of a kind, and played for those after it.
 
         Under one name all of its launches and results must be the same, but for addresses.
@@ -257,14 +271,14 @@ class Call:
         """Room for a result, (batch · heads, …)."""
         return self.launch.room((self.rows, *shape), dtype, self.device)
 
-    def results(self, observing: bool) -> tuple[Any, ...]:
-        """Room for what `launch.forward` gives, (*batch, heads, …)."""
+    def results(self, observing: bool) -> Forward:
+        """Room for what a forward gives."""
         rows = (*self.grid.batch, self.grid.heads, self.grid.queries)
         output = self.launch.room((*rows, self.form.width), self.q.dtype, self.device)
         new = partial(self.launch.room, rows, torch.float32, self.device)
         lse, peak, total = new(), new(), new()
         largest, entropy = (new() if observing else None for _ in range(2))
-        return output, lse, peak, total, largest, entropy, self.unrounded(output)
+        return Forward(output, lse, peak, total, largest, entropy, self.unrounded(output))
 
     def unrounded(self, output: torch.Tensor) -> torch.Tensor | None:
         """Room for an output in the precision of its sums, where gradients need it."""

@@ -40,7 +40,6 @@ class Form(NamedTuple):
     span_by_row: bool
     program: tuple[tuple[int, ...], ...] | None  # a mask that is no span, in postfix order
     dropout: bool
-    precision: str
     described: bool  # full tiles of keys and values come through tensor descriptors (TMA)
 
 
@@ -74,11 +73,9 @@ class Span(NamedTuple):
 
 @triton.jit
 def multiply(a, b, acc, form: tl.constexpr):
-    """acc + a b, in the precision asked for."""
+    """acc + a b, float32 as exactly as the formula has it."""
     if INTERPRETED:  # bfloat16 products are wrong in the interpreter
         acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    elif form.precision == "tf32x3":
-        acc = tl.dot(a, b, acc, input_precision="tf32x3")
     else:
         acc = tl.dot(a, b, acc, input_precision="ieee")
     return acc

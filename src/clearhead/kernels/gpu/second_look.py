@@ -14,7 +14,6 @@ from clearhead.kernels.gpu.call import Call
 from clearhead.kernels.gpu.device import Lists
 from clearhead.kernels.gpu.observe_kernel import by_key, pool, rows_of_weights, top_keys
 from clearhead.kernels.gpu.tuning import Blocks, cdiv, pooling, power_of_2
-from clearhead.kernels.hopper import accepts as hopper
 
 STRIPS = 2**26  # numbers of a map that is not yet pooled, at most, held at once
 MOST_TOP = 64  # above this the largest are found by PyTorch in rows of weights
@@ -26,11 +25,13 @@ def denominators(peak: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor,
     return shift, 1.0 / torch.where(total == 0, 1.0, total)
 
 
-def look_again(call: Call, want: Want, peak: torch.Tensor, total: torch.Tensor) -> dict[str, Any]:
-    """The fields of `Observed` that are wanted."""
-    if not want.by_tile:
-        return {}
-    found = hopper.look_again(call, want)
+def look_again(
+    call: Call, want: Want | None, peak: torch.Tensor, total: torch.Tensor, found: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The fields of `Observed` that are wanted; `found` are those that a kernel has found by itself."""
+    found = {} if found is None else found
+    if want is None or not want.by_tile:
+        return found
     rest = {"received": want.received, "map": want.map, "top": want.top, "queries": want.queries}
     if not want.weights and all(name in found for name, wanted in rest.items() if wanted is not None):
         return found

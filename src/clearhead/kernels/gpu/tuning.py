@@ -78,17 +78,11 @@ WIDTHS = (64, 128, 256)
 # what is set here wins over table and file: how tests ask for tiny tiles, and how blocks are tried
 FIXED: dict[str, Blocks] = {}
 
-# products of float32: "ieee", or "tf32x3" on the tensor cores
-PRECISION = "ieee"
-
-# whether full tiles of keys and values are fetched by the copy engine where it can
-DESCRIBED = True
-
 # how often `remember` has written
 written = 0
 
-# whether Hopper's own kernels are used where they take a problem
-GLUON = True
+# queries that share keys, up to which they are one block and `triton` splits the keys
+FEW = 64
 
 
 def cdiv(a: int, b: int) -> int:

@@ -1,175 +1,158 @@
-"""Problems that Hopper's own kernels take (`forward.py`, `look.py`, `gradients.py`), put to them in their words."""
+"""What Hopper's own kernels take, and in words why not: by the machine, and by the problem whatever the machine."""
 
 from __future__ import annotations
 
-from functools import cache, partial
-from typing import Any, NamedTuple
+import sys
+from functools import cache
+from importlib import import_module
+from typing import Any
 
-import torch
-
-from clearhead.core.observations import Want
+from clearhead.core.arrays import dtype_name
+from clearhead.core.masks import Band
+from clearhead.core.positions import Alibi
+from clearhead.core.problem import Problem
 from clearhead.kernels.gpu import tuning
-from clearhead.kernels.gpu.call import Call, machine
-from clearhead.kernels.gpu.device import ALIBI
-from clearhead.kernels.gpu.key_ranges import runs
-from clearhead.kernels.gpu.masks import FAR
-from clearhead.kernels.gpu.tuning import cdiv
-from clearhead.kernels.triton.forward_kernel import finish_rows
+from clearhead.kernels.gpu.available import beyond, installed, no_gpu
+from clearhead.kernels.gpu.cache_key import Remembered, kind_of
 
-MOST = 2**28  # numbers of a map that is not yet pooled, at most
-MOST_TOP = 16
-
-
-class Terms(NamedTuple):
-    """Query i sees no key after i + causal_offset, none before i + causal_offset − window, none from `keys` on.
-
-    Or, where that does not say it, the run of keys in `spans`.
-    """
-
-    keys: int
-    causal_offset: int | None
-    window: int | None
-    spans: Any = None
-    alibi: Any = None
-
-
-def terms(call: Call) -> Terms | None:
-    """A problem in the terms of those kernels; None where they do not take it."""
-    return call.once("terms", lambda: _terms(call)) if tuning.GLUON else None
-
-
-def _terms(call: Call) -> Terms | None:
-    problem, form, span = call.problem, call.form, call.mask.span
-    if call.device.type != "cuda" or machine(call.device)[0][0] != 9 or not available():
-        return None
-    if problem.dropout is not None or call.sinks is not None:
-        return None
-    if problem.bias is not None and (form.bias != ALIBI.value or (not form.raw and problem.softcap is None)):
-        return None
-    from clearhead.kernels.hopper import forward as kernel
-
-    if kernel.refuses(call.q, call.k, call.v, problem.scale) is not None:
-        return None
-    alibi = None if problem.bias is None else kernel.Alibi(call.scoring.bias, call.scoring.bias_offset)
-    if form.program is not None or form.span_by_row or (span.low > -FAR and span.high >= FAR):
-        spans = spans_of(call)
-        return None if spans is None else Terms(call.grid.keys, None, None, spans, alibi)
-    upper = None if span.high >= FAR else span.high
-    window = None if upper is None or span.low <= -FAR else upper - span.low
-    return Terms(span.limit, upper, window, None, alibi)
-
-
-def spans_of(call: Call) -> Any:
-    """The run of keys that each query sees, on the device, kept with the mask; None where keys are not in one run."""
-    from clearhead.kernels.hopper import schedule as cuts
-
-    width = call.q.shape[-1]
-    if ("runs", width) not in call.mask.lists:
-        found = runs(call.problem.mask, call.grid)
-        kept = None if found is None else cuts.spans_of(*found, call.grid.keys, width, call.device)
-        call.mask.lists["runs", width] = kept
-    return call.mask.lists["runs", width]
+TYPES = ("float16", "bfloat16")
+HEAD_DIMS = (64, 128, 256)  # of tiles; what is a little narrower is padded
+GRADIENT_HEAD_DIMS = (64, 128)  # for which registers hold two gradients and their tiles
+MOST_HEADS = 65_535  # of all batch rows: as far as CUDA counts programs along an axis other than the first
+SMALLEST = 2.0**-60  # scale that slopes are divided by without leaving float32
 
 
 @cache
-def available() -> bool:
-    """True where this Triton has what the kernels are written in."""
+def unable(device: Any) -> str | None:
+    """Why these kernels cannot run on a device; None where they can. The first call for a Hopper GPU imports Triton."""
+    missing = "Triton is not installed" if not installed() else no_gpu(device)
+    if missing is not None:
+        return missing
+    torch = sys.modules["torch"]
+    other = another_machine(torch.cuda.get_device_capability(device), torch.version.hip)
+    if other is not None:
+        return other
     try:
-        from clearhead.kernels.hopper import second_look as look
-    except ImportError:
-        return False
-    return look is not None
+        import_module("clearhead.kernels.hopper.launch")
+    except ImportError as error:
+        return f"this Triton has no Gluon for Hopper: {error}"
+    return None
 
 
-def forward(call: Call, given: Terms, entropy: bool) -> tuple[tuple[Any, ...], Any]:
-    """(output, lse, peak, total, largest score, entropy, unrounded output), as `launch.forward` gives them.
+def another_machine(capability: tuple[int, int], hip: str | None) -> str | None:
+    """Why a GPU is no Hopper, by its compute capability, and by ROCm's version where PyTorch is built for AMD.
 
-    And which rows of the output are not finite, where that may be by a value that they do not see; else None.
+    >>> another_machine((9, 0), "6.2")
+    'it is written for NVIDIA Hopper GPUs, and this one is run by ROCm 6.2'
     """
-    from clearhead.kernels.hopper import forward as kernel
-
-    looked = given.spans is None and given.alibi is None  # again, by those kernels
-    k, v = call.k, call.v
-    if given.keys < call.grid.keys:
-        k, v = k[:, :, : given.keys], v[:, :, : given.keys]
-    done = kernel.forward(
-        call.q, k, v, call.problem.scale,
-        causal_offset=given.causal_offset, window=given.window, softcap=call.problem.softcap, entropy=entropy,
-        top=few_top(call.problem.want) if looked else 0, alibi=given.alibi, spans=given.spans, launch=call.launch,
-        unrounded=call.problem.keeps_unrounded,
-        marked=call.problem.mask is not None and call.form.program is None,
-    )  # fmt: skip
-    call.done = done if looked else None
-    new = partial(call.launch.room, done.peak.shape, torch.float32, call.device)
-    lse = new()
-    largest, spread = (new() if entropy else None for _ in range(2))
-    call.launch(
-        ("finish", entropy), finish_rows, (cdiv(lse.numel(), 1024),),
-        done.peak, done.total, done.weighted, lse, largest, spread, lse.numel(), ENTROPY=entropy, N=1024,
-    )  # fmt: skip
-    found: tuple[Any, ...] = (done.output, lse, done.peak, done.total, largest, spread, done.unrounded)
-    if len(call.grid.batch) != 1:
-        found = tuple(None if a is None else batched(call, a) for a in found)
-    return found, done.odd
+    if hip is not None:  # which gives MI200 and MI300 a capability of 9, too
+        return f"it is written for NVIDIA Hopper GPUs, and this one is run by ROCm {hip}"
+    if capability[0] != 9:
+        return (
+            f"it is written for Hopper GPUs (compute capability 9.0), and this one has {capability[0]}.{capability[1]}"
+        )
+    return None
 
 
-def batched(call: Call, array: torch.Tensor) -> torch.Tensor:
-    """(batch, heads, …) as (*batch, heads, …)."""
-    return array if len(call.grid.batch) == 1 else array.view(*call.grid.batch, *array.shape[1:])
+def refusal(problem: Problem) -> str | None:
+    """Why a problem is not run, on any machine."""
+    grid = problem.grid
+    if 0 in grid.shape:
+        return "there is nothing to attend to"
+    if grid.queries * problem.group <= tuning.FEW:
+        return f"few queries: up to {tuning.FEW} that share keys; `triton` splits the keys"
+    return (
+        sizes(problem, HEAD_DIMS) or options(problem) or biased(problem) or beyond(problem) or several_ranges(problem)
+    )
 
 
-def few_top(want: Want | None) -> int:
-    """How many of the largest weights those kernels are asked for."""
-    return want.top if want is not None and want.top is not None and want.top <= MOST_TOP else 0
+def refusal_of_gradients(problem: Problem) -> str | None:
+    """Why the gradients of a problem are not given, on any machine."""
+    if sys.modules["torch"].are_deterministic_algorithms_enabled():
+        return "it adds up gradients in no fixed order, and PyTorch is told to be deterministic; `triton` has an order"
+    grid = problem.grid
+    if 0 in grid.shape:
+        return "there is nothing to attend to"
+    heads = grid.heads
+    for size in grid.batch:
+        heads *= size
+    if heads > MOST_HEADS:
+        return f"{heads:,} heads of all batch rows are above {MOST_HEADS:,}"
+    if any(tuple(a.shape[:-3]) != tuple(grid.batch) for a in (problem.q, problem.k, problem.v)):
+        return "an array serves several batch rows, of which gradients are added up before they are rounded"
+    if problem.bias is not None:
+        return "it has no bias backwards; `triton` has"
+    return sizes(problem, GRADIENT_HEAD_DIMS) or options(problem, any_scale=True) or beyond(problem) or no_span(problem)
 
 
-def gradients(call: Call, dout: Any, output: Any, peak: Any, total: Any, dlse: Any) -> tuple[Any, Any, Any] | None:
-    """dq, dk and dv by Hopper's own kernel; None where it does not take the problem.
-
-    It adds up dq in no fixed order, so it is left out where PyTorch is told to be deterministic.
-    """
-    problem, form, span = call.problem, call.form, call.mask.span
-    if not tuning.GLUON or call.device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
+def sizes(problem: Problem, head_dims: tuple[int, ...]) -> str | None:
+    """Why arrays of this precision, or of so many features, are not taken."""
+    name = dtype_name(problem.q)
+    if name not in TYPES:
+        return f"it takes {' and '.join(TYPES)}, not {name}"
+    head_dim, value_dim = problem.q.shape[-1], problem.width
+    padded = {-(-size // 16) * 16 for size in (head_dim, value_dim)}
+    if len(padded) == 1 and padded <= set(head_dims):
         return None
-    if form.program is not None or form.span_by_row or problem.bias is not None or problem.dropout is not None:
+    known = ", ".join(map(str, head_dims))
+    return f"{head_dim} features of a query and {value_dim} of a value are not, padded to 16, both one of {known}"
+
+
+def options(problem: Problem, *, any_scale: bool = False) -> str | None:
+    """Why this is not in the formula that these kernels compute."""
+    if problem.dropout is not None:
+        return "it has no dropout; `triton` has"
+    if problem.sinks is not None:
+        return "it has no sinks; `triton` has"
+    return None if any_scale or problem.scale > 0 else f"scale {problem.scale} is not above 0"
+
+
+def biased(problem: Problem) -> str | None:
+    """Why a bias is not added."""
+    if problem.bias is None:
         return None
-    if call.sinks is not None or not available():
+    if not isinstance(problem.bias, Alibi):
+        return "it has no bias but ALiBi; `triton` has"
+    if problem.softcap is None and problem.scale <= SMALLEST:
+        return f"scale {problem.scale} is too small to divide ALiBi's slopes by"
+    return None
+
+
+# of the last kinds of problems whose mask has to be looked at: whether each query's keys are in one range
+_known = Remembered()
+
+
+def several_ranges(problem: Problem) -> str | None:
+    """Why a mask is not taken: a query's keys are not in one range. Remembered for problems of one kind."""
+    if problem.mask is None or type(problem.mask) is Band:
         return None
-    from clearhead.kernels.hopper import backward as kernel
+    kind = kind_of(problem)
+    single = None if kind is None else _known.get(kind)
+    if single is None:
+        from clearhead.kernels.gpu.masks import as_span
 
-    if kernel.refuses(call.q, call.v) is not None:
+        single = as_span(problem.mask, problem.grid) is not None or ranges_of(problem) is not None
+        if kind is not None:
+            _known.keep(kind, single)
+    return None if single else "the keys that a query sees are not in one range; `triton` takes any mask"
+
+
+def ranges_of(problem: Problem) -> Any:
+    """The first key of each query and the one after the last, or None; found once for a problem."""
+    if "key ranges" not in problem.found:
+        from clearhead.kernels.gpu.key_ranges import runs
+
+        problem.found["key ranges"] = runs(problem.mask, problem.grid)
+    return problem.found["key ranges"]
+
+
+def no_span(problem: Problem) -> str | None:
+    """Why the gradients of a mask are not given: it is no band around the diagonal, the same for all batch rows."""
+    if problem.mask is None:
         return None
-    if output.shape[-1] != call.v.shape[-1]:  # values were given zeros as features, and so is what came of them
-        output = torch.nn.functional.pad(output, (0, call.v.shape[-1] - output.shape[-1]))
-    return kernel.gradients(
-        call.q, call.k, call.v, dout, output, peak, total, problem.scale,
-        None if span.high >= FAR else span.high, None if span.low <= -FAR else span.low, problem.softcap, span.limit,
-        dlse=dlse, launch=call.launch,
-    )  # fmt: skip
+    from clearhead.kernels.gpu.masks import as_span
 
-
-def look_again(call: Call, want: Want) -> dict[str, Any]:
-    """What those kernels find of what is wanted, after their own forward; the rest is left to `look.py`."""
-    if call.done is None:
-        return {}
-    given = terms(call)
-    if given is None or given.keys != call.grid.keys or not call.grid.keys:
-        return {}
-    if want.map is not None and call.rows * min(want.map[0], call.grid.queries) * call.grid.keys > MOST:
-        return {}
-    top = few_top(want)
-    if want.received is None and want.map is None and not top:
-        return {}
-    from clearhead.kernels.hopper import second_look as look
-
-    seen = look.look(
-        call.q, call.k, call.done, call.problem.scale, given.causal_offset, given.window, call.problem.softcap,
-        received=want.received, map=want.map, top=top, launch=call.launch,
-    )  # fmt: skip
-    found: dict[str, Any] = {}
-    if seen.received is not None:
-        found["received"] = batched(call, seen.received)
-    for name, several in (("map", seen.map), ("top", seen.top)):
-        if several is not None:
-            found[name] = type(several)(*(batched(call, a) for a in several))
-    return found
+    span = as_span(problem.mask, problem.grid)
+    if span is not None and all(isinstance(limit, int) for limit in span):
+        return None
+    return "the mask is no band of keys that is the same for all batch rows; `triton` takes any mask"

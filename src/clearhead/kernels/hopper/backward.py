@@ -1,4 +1,4 @@
-"""Launching Hopper's gradient kernel (`backward.py`): what it takes, how the work is cut up, what it gives."""
+"""Launching Hopper's gradient kernel (`backward_kernel.py`): how the work is cut up, and what it gives."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from clearhead.kernels.gpu.launcher import Launches, alike
 from clearhead.kernels.gpu.launcher import described as descriptor
 from clearhead.kernels.hopper.backward_kernel import by_keys, finish, lay_out
-from clearhead.kernels.hopper.forward import described, unfit
+from clearhead.kernels.hopper.forward import described
 from clearhead.kernels.hopper.schedule import side_by_side
 
 KEYS = 128  # of a program
 PIECE = 64  # rows and columns of a piece of dq
-MOST = 65_535  # heads of all batches: as far as CUDA counts programs along an axis other than the first
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def gradients(
     dlse: torch.Tensor | None = None,
     launch: Launches | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk and dv of attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
+    """dq, dk and dv of attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `accepts` lets through.
 
     Query i sees no key after i + upper, none before i + lower, and none from `keys` on. `peak` and `total` are those
     of the forward, for each row the largest score and Σ e^(score − peak); `dout` and `output` are shaped as q, and
@@ -119,16 +118,6 @@ def gradients(
         dqs, dq, first, queries, length, padded, scale, width, num_warps=4,
     )  # fmt: skip
     return dq, dk, dv
-
-
-def refuses(q: torch.Tensor, v: torch.Tensor) -> str | None:
-    """Why `gradients` cannot compute this, in words."""
-    reason = unfit(q, v, CUTS)
-    if reason is not None:
-        return reason
-    if q.shape[0] * q.shape[1] > MOST:
-        return f"{q.shape[0] * q.shape[1]:,} heads of all batches are above {MOST:,}"
-    return None
 
 
 def numbers(array: torch.Tensor, columns: int) -> Any:

@@ -1,9 +1,8 @@
-"""Launching Hopper's attention kernel (`attend.py`): what it takes, how the work is cut up, what it gives."""
+"""Launching Hopper's attention kernel (`forward_kernel.py`): how the work is cut up, and what it gives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from clearhead.kernels.gpu.call import processors
 from clearhead.kernels.gpu.launcher import Launches
 from clearhead.kernels.gpu.launcher import described as descriptor
 from clearhead.kernels.hopper.forward_kernel import attend
-from clearhead.kernels.hopper.schedule import CUTS, Cut, Spans, preferred, side_by_side
+from clearhead.kernels.hopper.schedule import Cut, Spans, preferred, side_by_side
 
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
@@ -75,7 +74,7 @@ def forward(
     unrounded: bool = False,
     marked: bool = False,
 ) -> Done:
-    """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `refuses` lets through.
+    """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `accepts.refusal` lets through.
 
     Query i sees no key after i + causal_offset, and none before i + causal_offset − window. A row that sees nothing has
     output 0, peak −inf and total 0. With `spans` it sees those keys instead. Calls with one `launch` are of one kind.
@@ -134,23 +133,6 @@ def forward(
         form, cut, num_warps=cut.rows // 16,
     )  # fmt: skip
     return Done(output, peak, total, weighted, level, whole, odd)
-
-
-def refuses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> str | None:
-    """Why `forward` cannot compute this, in words."""
-    return unfit(q, v, CUTS) or (None if scale > 0 else f"scale {scale} is not above 0")
-
-
-def unfit(q: torch.Tensor, v: torch.Tensor, widths: Collection[int]) -> str | None:
-    """Why a kernel with tiles of these widths takes no such tensors."""
-    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
-        return "it is written for Hopper GPUs (compute capability 9.0)"
-    if q.dtype not in DTYPES:
-        return f"{q.dtype} is neither float16 nor bfloat16"
-    if q.shape[-1] not in widths or v.shape[-1] != q.shape[-1]:
-        known = ", ".join(map(str, widths))
-        return f"head_dim {q.shape[-1]} and value width {v.shape[-1]} are not one of {known}, both the same"
-    return None
 
 
 def described(array: torch.Tensor, length: int, rows: int) -> Any:

@@ -18,7 +18,7 @@ from clearhead.kernels.gpu.device import (
     score,
     span_of,
 )
-from clearhead.kernels.triton.forward_kernel import finish, softmax_step
+from clearhead.kernels.gpu.softmax_kernel import finish, softmax_step
 
 
 @triton.jit

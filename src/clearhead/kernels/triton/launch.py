@@ -1,84 +1,64 @@
-"""Running the GPU kernels: forward, then what is wanted; and gradients."""
+"""Running the portable GPU kernels: forward, then what is wanted; and gradients."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import Any
 
 import torch
 
-from clearhead.core.arrays import Array, made, summed_like
+from clearhead.core.arrays import Array
 from clearhead.core.formula import Gradients
-from clearhead.core.observations import Observed
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
+from clearhead.kernels.gpu import run as shared_run
 from clearhead.kernels.gpu import tuning
-from clearhead.kernels.gpu.call import Call, processors
+from clearhead.kernels.gpu.call import EXACT, Call, Forward, processors
 from clearhead.kernels.gpu.launcher import alike
+from clearhead.kernels.gpu.run import Looked, narrowed
 from clearhead.kernels.gpu.second_look import look_again
 from clearhead.kernels.gpu.tuning import Blocks, cdiv, power_of_2
-from clearhead.kernels.hopper import accepts as hopper
 from clearhead.kernels.triton.backward_kernel import gradients_of_keys, gradients_of_queries, spread
 from clearhead.kernels.triton.decode_kernel import merge_parts, split_keys
 from clearhead.kernels.triton.forward_kernel import forward as forward_kernel
-from clearhead.kernels.triton.forward_kernel import repair
 
-# tensors: output, lse, peak, total; and each where it is wanted or None: largest score, entropy, unrounded output
-Found = tuple[Any, ...]
-
-FEW = 64  # queries that share keys, below which they are one block and the keys are split
 PARTS = 128  # parts of the keys, at most
 TILES = 2  # of keys, at least, in a part
-
-# Sums are moved from one peak to the next by differences of rounded products. Fused into a multiply-add a product is
-# not rounded, and of two equal peaks of 10⁴ the difference would not be 0.
-EXACT = {"enable_fp_fusion": False}
 
 
 def run(problem: Problem) -> Ran:
     """Output and log-sum-exp, and what is wanted."""
-    call, want = Call.of(problem), problem.want
-    with call.current():
-        if want is not None and (want.queries is not None or want.weights):  # rows for which PyTorch is needed
-            found = forward_and_look(call)
-        else:
-            inputs = (call.q, call.k, call.v, call.sinks)
-            name = ("run", want, tuning.GLUON, problem.keeps_unrounded)
-            found = call.taped(name, inputs, partial(forward_and_look, call))
-    output, lse, peak, total, largest, entropy, unrounded, more = found
-    observed = made(Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel="triton", **more)
-    return Ran(observed, peak, total, unrounded)
+    return shared_run.run("triton", problem, forward_and_look)
 
 
-def forward_and_look(call: Call) -> Found:
-    """What `forward` gives, and a table of what else is wanted."""
-    output, lse, peak, total, largest, entropy, unrounded = forward(call)
-    if call.form.width != call.problem.width:
-        output = output[..., : call.problem.width].contiguous()
-        unrounded = None if unrounded is None else unrounded[..., : call.problem.width].contiguous()
-    found = {} if call.problem.want is None else look_again(call, call.problem.want, peak, total)
-    return output, lse, peak, total, largest, entropy, unrounded, found
+def gradients(
+    problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
+) -> Gradients:
+    """dq, dk and dv, each number summed by one program in a fixed order: the same call gives the same bits."""
+    return shared_run.gradients("triton", problem, two_passes, dout, output, peak, total, dlse)
 
 
-def forward(call: Call) -> Found:
-    """(output, lse, peak, total, largest score, entropy, unrounded output), the last three where they are wanted."""
+def forward_and_look(call: Call) -> Looked:
+    """What `forward` gives, and what else is wanted."""
+    found = narrowed(call, forward(call))
+    return Looked(found, look_again(call, call.problem.want, found.peak, found.total))
+
+
+def forward(call: Call) -> Forward:
+    """Attention of all queries, each kind of problem by the kernel that suits it."""
     grid = call.grid
-    observing = call.problem.want is not None
-    few = grid.queries * call.form.group <= FEW
-    given = None if few or not call.rows else hopper.terms(call)
-    if given is not None:
-        found, odd = hopper.forward(call, given, observing)
-        if odd is not None:
-            repaired(call, found, odd)
-        return found
-    found = call.results(observing)
+    found = call.results(call.problem.want is not None)
     if not call.rows or not grid.queries:
         return found
-    if few:
+    if grid.queries * call.form.group <= tuning.FEW:
         decode(call, found)
-        return found
-    unrounded = found[-1] is not None
+    else:
+        by_blocks(call, found)
+    return found
+
+
+def by_blocks(call: Call, found: Forward) -> None:
+    """A block of queries for each program, and all keys that they see."""
+    grid, observing, unrounded = call.grid, found.entropy is not None, found.unrounded is not None
 
     def launch(blocks: Blocks) -> None:
         call.launch(
@@ -93,33 +73,12 @@ def forward(call: Call) -> Found:
         )  # fmt: skip
 
     call.fitted("forward" if call.form.program is None else "listed", grid.queries, launch)
-    return found
 
 
-def repaired(call: Call, found: Found, odd: torch.Tensor) -> None:
-    """The output of another kernel, computed anew in blocks of which it marked a row as not finite."""
-    grid, output, unrounded = call.grid, found[0], found[-1]
-
-    def launch(blocks: Blocks) -> None:
-        count = cdiv(grid.queries, blocks.rows) * call.rows
-        programs = min(count, processors(call.device))
-        call.launch(
-            ("repair", blocks, unrounded is not None), repair, (programs,),
-            call.q, call.k, call.v, output, odd, unrounded, call.q.stride(), call.k.stride(), call.v.stride(),
-            *call.described(blocks), call.mask.span, call.lists(blocks), call.mask.arrays, call.scoring,
-            grid.queries, grid.keys, cdiv(count, programs), count, UNROUNDED=unrounded is not None,
-            BM=blocks.rows, BN=blocks.columns, N=1024, form=call.form,
-            num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
-        )  # fmt: skip
-
-    call.fitted("forward", grid.queries, launch)
-
-
-def decode(call: Call, found: Found) -> None:
+def decode(call: Call, found: Forward) -> None:
     """The same for few queries: keys split over programs, and merged."""
     grid, form = call.grid, call.form
-    *_, entropy, unrounded = found
-    observing = entropy is not None
+    observing, unrounded = found.entropy is not None, found.unrounded is not None
 
     def launch(blocks: Blocks) -> None:
         keys = grid.keys
@@ -137,9 +96,9 @@ def decode(call: Call, found: Found) -> None:
             num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
         )  # fmt: skip
         call.launch(
-            ("merge", splits, observing, unrounded is not None), merge_parts, (call.rows * grid.queries,),
+            ("merge", splits, observing, unrounded), merge_parts, (call.rows * grid.queries,),
             parts, *found, call.sinks, call.scoring, grid.queries, splits,
-            SINKS=call.sinks is not None, ENTROPY=observing, UNROUNDED=unrounded is not None,
+            SINKS=call.sinks is not None, ENTROPY=observing, UNROUNDED=unrounded,
             SPLITS=power_of_2(splits), form=form, **EXACT,
         )  # fmt: skip
 
@@ -154,39 +113,6 @@ def split(keys: int, tile: int, numbers: int, processors: int) -> tuple[int, int
     return cdiv(tiles, each), each * tile
 
 
-def gradients(
-    problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
-) -> Gradients:
-    """dq, dk and dv shaped as q, k and v, sums over broadcast batch axes included; and dsinks.
-
-    The same call gives the same bits where PyTorch is told so (`torch.use_deterministic_algorithms(True)`), and where
-    Hopper's own kernel does not take the problem.
-    """
-    call = Call.of(problem)
-    given = (dout, output, peak, total, dlse)
-    name = ("gradients", alike(*given), tuning.GLUON, torch.are_deterministic_algorithms_enabled())
-    with call.current():
-        dq, dk, dv, dsinks = call.taped(
-            name, (call.q, call.k, call.v, call.sinks, *given), partial(all_gradients, call, *given)
-        )
-    return Gradients(dq, dk, dv, None, dsinks)
-
-
-def all_gradients(call: Call, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None) -> Found:
-    """dq, dk, dv and dsinks or None."""
-    problem = call.problem
-    dout = call.aligned(call.one_batch_axis(dout))
-    output, peak, total = output.contiguous(), peak.contiguous(), total.contiguous()
-    dlse = None if dlse is None else dlse.contiguous()
-    fused = None if any(shared(call)) else hopper.gradients(call, dout, output, peak, total, dlse)
-    dq, dk, dv, dsinks = (*fused, None) if fused else two_passes(call, dout, output, peak, total, dlse)
-    shaped = [
-        summed_like(gradient[..., : like.shape[-1]].reshape(*call.grid.batch, *like.shape[-3:]), like).to(like.dtype)
-        for gradient, like in zip((dq, dk, dv), (problem.q, problem.k, problem.v), strict=True)
-    ]
-    return *shaped, dsinks
-
-
 def shared(call: Call) -> tuple[bool, bool, bool]:
     """Of q, k and v, which are one array for several batch rows: of those, gradients are added up and then rounded."""
     batch, problem = tuple(call.grid.batch), call.problem
@@ -196,7 +122,7 @@ def shared(call: Call) -> tuple[bool, bool, bool]:
 
 def two_passes(
     call: Call, dout: torch.Tensor, output: torch.Tensor, peak: Array, total: Array, dlse: Array | None
-) -> Found:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """dq, dk, dv and dsinks, each number summed by one program in a fixed order."""
     problem, grid, form = call.problem, call.grid, call.form
     shift, inverse, taken = (call.empty(grid.queries) for _ in range(3))

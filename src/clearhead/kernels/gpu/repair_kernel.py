@@ -1,0 +1,62 @@
+"""What is left to do after a kernel that gives sums alone: log-sum-exp and entropy, and rows that are not finite."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from clearhead.kernels.gpu.device import LN2
+from clearhead.kernels.gpu.softmax_kernel import finish, store_output, sums_of_block
+
+
+@triton.jit(do_not_specialize=["span", "lists", "mask", "scoring", "each", "count"])
+def repair(
+    q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, k_described, v_described,
+    span, lists, mask, scoring, T, S, each, count,
+    UNROUNDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """The output anew, of blocks of queries that have a row marked as not finite; a program has `each` of `count`.
+
+    It may be so by a value that a query does not see: in the product of a tile its weight of 0 times NaN is NaN.
+    """
+    blocks = tl.cdiv(T, BM)
+    first = tl.program_id(0) * each
+    last = tl.minimum(first + each, count)
+    start = first // blocks * T + first % blocks * BM
+    stop = last // blocks * T + last % blocks * BM
+    some = 0
+    for at in range(start, stop, N):  # nearly always there is none
+        places = at + tl.arange(0, N)
+        some = tl.maximum(some, tl.max(tl.load(odd_at + places, mask=places < stop, other=0), 0))
+    if some > 0:
+        for index in range(first, last):
+            number, block = index // blocks, index % blocks
+            rows = block * BM + tl.arange(0, BM)
+            here = tl.cast(number, tl.int64) * T + rows
+            inside = rows < T
+            if tl.max(tl.load(odd_at + here, mask=inside, other=0), 0) > 0:
+                values, largest, sums, weighted = sums_of_block(
+                    q, k, v, q_strides, k_strides, v_strides, (k_described, v_described), span, lists, mask, scoring,
+                    number, block, rows, T, S, False, BM, BN, form,
+                )  # fmt: skip
+                share, _, _, _, _, _ = finish(largest, sums, weighted, 0.0, scoring, False, False, form)
+                store_output(out, unrounded, values * share[:, None], here, inside, UNROUNDED, form)
+
+
+@triton.jit
+def finish_rows(
+    peak_at, total_at, weighted_at, lse_at, largest_at, entropy_at, count, ENTROPY: tl.constexpr, N: tl.constexpr
+):
+    """Log-sum-exp, largest score and entropy from Σ e^x and Σ x e^x of x = score − peak."""
+    at = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
+    inside = at < count
+    peak = tl.load(peak_at + at, mask=inside, other=0.0)
+    total = tl.load(total_at + at, mask=inside, other=1.0)
+    none = total == 0
+    divisor = tl.where(none, 1.0, total)
+    logarithm = tl.log2(divisor) * LN2
+    tl.store(lse_at + at, tl.where(none, float("-inf"), peak + logarithm), mask=inside)
+    if ENTROPY:
+        tl.store(largest_at + at, peak, mask=inside)
+        entropy = logarithm - tl.load(weighted_at + at, mask=inside, other=0.0) / divisor
+        tl.store(entropy_at + at, tl.where(none | (entropy < 0), 0.0, entropy), mask=inside)

@@ -1,0 +1,84 @@
+"""A problem from the contract to a kernel's own function and back, for every GPU kernel: prepared, replayed, named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from clearhead.core.arrays import Array, made, summed_like
+from clearhead.core.formula import Gradients
+from clearhead.core.observations import Observed
+from clearhead.core.problem import Problem
+from clearhead.kernels.contract import Ran
+from clearhead.kernels.gpu.call import Call, Forward
+from clearhead.kernels.gpu.launcher import alike
+
+
+class Looked(NamedTuple):
+    """What a kernel gives: of its forward, and of the second look by the names of `Observed`."""
+
+    forward: Forward
+    more: dict[str, Any]
+
+
+def run(kernel: str, problem: Problem, compute: Callable[[Call], Looked]) -> Ran:
+    """Output and log-sum-exp, and what is wanted, by the function that launches a kernel."""
+    call, want = Call.of(problem), problem.want
+    with call.current():
+        if want is not None and (want.queries is not None or want.weights):  # rows for which PyTorch is needed
+            found = compute(call)
+        else:
+            name = (kernel, want, problem.keeps_unrounded)
+            found = call.replayed(name, (call.q, call.k, call.v, call.sinks), partial(compute, call))
+    output, lse, peak, total, largest, entropy, unrounded = found.forward
+    observed = made(Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel=kernel, **found.more)
+    return Ran(observed, peak, total, unrounded)
+
+
+def gradients(
+    kernel: str,
+    problem: Problem,
+    compute: Callable[..., tuple[Any, Any, Any, Any]],
+    dout: Array,
+    output: Array,
+    peak: Array,
+    total: Array,
+    dlse: Array | None,
+) -> Gradients:
+    """dq, dk and dv shaped as q, k and v, sums over broadcast batch axes included; and dsinks."""
+    call = Call.of(problem)
+    given = (dout, output, peak, total, dlse)
+    name = (kernel, "gradients", alike(*given))
+    with call.current():
+        dq, dk, dv, dsinks = call.replayed(
+            name, (call.q, call.k, call.v, call.sinks, *given), partial(shaped_gradients, call, compute, *given)
+        )
+    return Gradients(dq, dk, dv, None, dsinks)
+
+
+def shaped_gradients(
+    call: Call, compute: Callable[..., Any], dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None
+) -> tuple[Any, Any, Any, Any]:
+    """What a kernel's own function gives of tensors as kernels take them, shaped as the problem's."""
+    problem = call.problem
+    dout = call.aligned(call.one_batch_axis(dout))
+    output, peak, total = output.contiguous(), peak.contiguous(), total.contiguous()
+    dlse = None if dlse is None else dlse.contiguous()
+    dq, dk, dv, dsinks = compute(call, dout, output, peak, total, dlse)
+    shaped = [
+        summed_like(gradient[..., : like.shape[-1]].reshape(*call.grid.batch, *like.shape[-3:]), like).to(like.dtype)
+        for gradient, like in zip((dq, dk, dv), (problem.q, problem.k, problem.v), strict=True)
+    ]
+    return shaped[0], shaped[1], shaped[2], dsinks
+
+
+def narrowed(call: Call, forward: Forward) -> Forward:
+    """Outputs without the features that values were padded with."""
+    output, unrounded, value_dim = forward.output, forward.unrounded, call.problem.width
+    if output.shape[-1] == value_dim:
+        return forward
+    return forward._replace(
+        output=output[..., :value_dim].contiguous(),
+        unrounded=None if unrounded is None else unrounded[..., :value_dim].contiguous(),
+    )

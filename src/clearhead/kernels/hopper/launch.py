@@ -1,0 +1,138 @@
+"""Running Hopper's own kernels: forward, then what is wanted; and gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from clearhead.core.arrays import Array
+from clearhead.core.formula import Gradients
+from clearhead.core.observations import Want
+from clearhead.core.problem import Problem
+from clearhead.kernels.contract import Ran
+from clearhead.kernels.gpu import run as shared_run
+from clearhead.kernels.gpu.call import Call, Forward
+from clearhead.kernels.gpu.masks import FAR
+from clearhead.kernels.gpu.repair import finished, repaired
+from clearhead.kernels.gpu.run import Looked, narrowed
+from clearhead.kernels.gpu.second_look import look_again
+from clearhead.kernels.hopper import backward, forward, schedule, second_look
+from clearhead.kernels.hopper.accepts import ranges_of
+
+MOST = 2**28  # numbers of a map that is not yet pooled, at most
+MOST_TOP = 16
+
+
+class Seen(NamedTuple):
+    """Query i sees no key after i + causal_offset, none before i + causal_offset − window, none from `keys` on.
+
+    Or, where that does not say it, the keys in `ranges`.
+    """
+
+    keys: int
+    causal_offset: int | None
+    window: int | None
+    ranges: Any = None
+
+
+def run(problem: Problem) -> Ran:
+    """Output and log-sum-exp, and what is wanted."""
+    return shared_run.run("hopper", problem, forward_and_look)
+
+
+def gradients(
+    problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
+) -> Gradients:
+    """dq, dk and dv, in one pass over all pairs."""
+    return shared_run.gradients("hopper", problem, one_pass, dout, output, peak, total, dlse)
+
+
+def forward_and_look(call: Call) -> Looked:
+    """Attention, by the kernel for it; then rows that are not finite, and what is wanted of the weights."""
+    problem, want = call.problem, call.problem.want
+    seen = call.once("seen", lambda: seen_by(call))
+    plain = seen.ranges is None and problem.bias is None  # which the second look of these kernels takes
+    done = attended(call, seen, few_top(want) if plain else 0)
+    lse, largest, entropy = finished(call, done.peak, done.total, done.weighted)
+    rows = (done.output, lse, done.peak, done.total, largest, entropy, done.unrounded)
+    found = Forward._make(None if array is None else batched(call, array) for array in rows)
+    if done.odd is not None:
+        repaired(call, found, done.odd)
+    found = narrowed(call, found)
+    more = looked(call, want, seen, done) if plain and want is not None else {}
+    return Looked(found, look_again(call, want, found.peak, found.total, more))
+
+
+def seen_by(call: Call) -> Seen:
+    """The mask in the terms of these kernels."""
+    span, keys = call.mask.span, call.grid.keys
+    if call.form.program is not None or call.form.span_by_row or (span.low > -FAR and span.high >= FAR):
+        head_dim = call.q.shape[-1]
+        name = ("ranges", head_dim)
+        if name not in call.mask.lists:
+            starts, stops = ranges_of(call.problem)
+            call.mask.lists[name] = schedule.spans_of(starts, stops, keys, head_dim, call.device)
+        return Seen(keys, None, None, call.mask.lists[name])
+    upper = None if span.high >= FAR else span.high
+    return Seen(span.limit, upper, None if upper is None or span.low <= -FAR else upper - span.low)
+
+
+def attended(call: Call, seen: Seen, top: int) -> forward.Done:
+    """What the forward kernel gives."""
+    problem, k, v = call.problem, call.k, call.v
+    if seen.keys < call.grid.keys:
+        k, v = k[:, :, : seen.keys], v[:, :, : seen.keys]
+    alibi = None if problem.bias is None else forward.Alibi(call.scoring.bias, call.scoring.bias_offset)
+    return forward.forward(
+        call.q, k, v, problem.scale,
+        causal_offset=seen.causal_offset, window=seen.window, softcap=problem.softcap,
+        entropy=problem.want is not None, top=top, alibi=alibi, spans=seen.ranges, launch=call.launch,
+        unrounded=problem.keeps_unrounded,
+        marked=problem.mask is not None and call.form.program is None,
+    )  # fmt: skip
+
+
+def batched(call: Call, array: torch.Tensor) -> torch.Tensor:
+    """(batch, heads, …) as (*batch, heads, …)."""
+    return array if len(call.grid.batch) == 1 else array.view(*call.grid.batch, *array.shape[1:])
+
+
+def few_top(want: Want | None) -> int:
+    """How many of the largest weights these kernels are asked for."""
+    return want.top if want is not None and want.top is not None and want.top <= MOST_TOP else 0
+
+
+def looked(call: Call, want: Want, seen: Seen, done: forward.Done) -> dict[str, Any]:
+    """What these kernels find of what is wanted; the rest is left to the second look that all GPU kernels share."""
+    if seen.keys != call.grid.keys:
+        return {}
+    if want.map is not None and call.rows * min(want.map[0], call.grid.queries) * call.grid.keys > MOST:
+        return {}
+    top = few_top(want)
+    if want.received is None and want.map is None and not top:
+        return {}
+    found = second_look.look(
+        call.q, call.k, done, call.problem.scale, seen.causal_offset, seen.window, call.problem.softcap,
+        received=want.received, map=want.map, top=top, launch=call.launch,
+    )  # fmt: skip
+    named: dict[str, Any] = {}
+    if found.received is not None:
+        named["received"] = batched(call, found.received)
+    for name, several in (("map", found.map), ("top", found.top)):
+        if several is not None:
+            named[name] = type(several)(*(batched(call, a) for a in several))
+    return named
+
+
+def one_pass(call: Call, dout: Any, output: Any, peak: Any, total: Any, dlse: Any) -> tuple[Any, Any, Any, None]:
+    """dq, dk and dv; and no gradient of sinks, which these kernels do not have."""
+    problem, span = call.problem, call.mask.span
+    if output.shape[-1] != call.v.shape[-1]:  # values were given zeros as features, and so is what came of them
+        output = torch.nn.functional.pad(output, (0, call.v.shape[-1] - output.shape[-1]))
+    dq, dk, dv = backward.gradients(
+        call.q, call.k, call.v, dout, output, peak, total, problem.scale,
+        None if span.high >= FAR else span.high, None if span.low <= -FAR else span.low, problem.softcap, span.limit,
+        dlse=dlse, launch=call.launch,
+    )  # fmt: skip
+    return dq, dk, dv, None
