@@ -1,8 +1,8 @@
 """Compiles the GPU kernels for Hopper, on any machine, and names them; run by `test_triton_compiles.py`.
 
-    python tests/compile_for_hopper.py [--times] [case …]
+    python tests/compile_for_hopper.py [--times] [--together] [case …]
 
-`--times` says what each stage of each kernel took.
+`--times` says what each stage of each kernel took, `--together` compiles the kernels of a call side by side.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import clearhead as ch
 from clearhead.core.observations import want
 from clearhead.core.problem import Problem, pose
 from clearhead.kernels.gpu import call as calls
+from clearhead.kernels.gpu.compiling import compile_together
 from clearhead.kernels.gpu.repair import repaired
 from clearhead.kernels.hopper import launch as hopper
 from clearhead.kernels.triton import launch as triton
@@ -69,7 +70,7 @@ class Compiles(calls.Launches):
         print(kernel.fn.__name__, *([f"{time.perf_counter() - start:.2f} s"] if TIMES else []), flush=True)
 
 
-TIMES = False
+TIMES = TOGETHER = False
 
 
 def say(src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
@@ -95,6 +96,10 @@ def own(problem: Problem) -> None:
 
     assert refusal(problem) is None, refusal(problem)
     call = calls.Call(problem)
+    if TOGETHER:
+        start = time.perf_counter()
+        compile_together(call, lambda: hopper.forward_and_look(call))
+        print(f"together {time.perf_counter() - start:.2f} s")
     call.launch = Compiles()
     found = hopper.forward_and_look(call).forward
     if refusal_of_gradients(problem) is None:
@@ -102,12 +107,13 @@ def own(problem: Problem) -> None:
 
 
 def main() -> None:
-    global TIMES
+    global TIMES, TOGETHER
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--times", action="store_true")
+    parser.add_argument("--together", action="store_true")
     given = parser.parse_args()
-    TIMES = given.times
+    TIMES, TOGETHER = given.times, given.together
     if TIMES:
         knobs.compilation.listener = say
     driver.set_active(Machine())

@@ -85,6 +85,7 @@ SOME = [
 SMALL = {
     "forward": (16, 16),
     "listed": (16, 16),
+    "repair": (16, 16),
     "by_key": (16, 16),
     "top": (16, 16),
     "keys": (16, 16),

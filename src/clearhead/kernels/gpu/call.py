@@ -20,6 +20,7 @@ from clearhead.core.problem import Problem
 from clearhead.kernels.gpu import device, tuning
 from clearhead.kernels.gpu import masks as spans
 from clearhead.kernels.gpu.cache_key import Latest, Remembered, kind_of
+from clearhead.kernels.gpu.compiling import compiled_ahead
 from clearhead.kernels.gpu.device import Form, Lists, Scoring
 from clearhead.kernels.gpu.launcher import Launches, hooked
 from clearhead.kernels.gpu.launcher import described as descriptor
@@ -149,10 +150,11 @@ class Call:
             self.kept[name] = find()
         return self.kept[name]
 
-    def replayed(self, name: Any, inputs: Sequence[Array | None], compute: Callable[[], Any]) -> Any:
+    def replayed(self, name: Any, inputs: Sequence[Array | None], compute: Callable[[], Any], sort: Any = None) -> Any:
         """What `compute` gives for these tensors; recorded by one call of a kind, and played for those after it.
 
-        Under one name all of its launches and results must be the same, but for addresses.
+        Under one name all of its launches and results must be the same, but for addresses. Calls of one `sort` and form
+        launch the same kernels, which are compiled side by side.
         """
         tape = self.tapes.get(name, 0)
         if hooked() or (isinstance(tape, int) and (tape >= TRIES or spans.capturing(self.device))):
@@ -163,6 +165,7 @@ class Call:
             if len(self.tapes) >= MOST:
                 self.tapes.clear()
             self.tapes[name] = 1
+            compiled_ahead(self, sort, compute)
             return compute()
         launches, recorder = self.launch, Recorder(self.launch, inputs)
         self.launch = recorder

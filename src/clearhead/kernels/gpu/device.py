@@ -296,6 +296,15 @@ def key_tile(lists, i, a, b, c, FULL: tl.constexpr, form: tl.constexpr):
     return tile
 
 
+@triton.jit
+def any_tile(lists, i, mixed, a, b, c, form: tl.constexpr):
+    """The number of the i-th tile, the mixed ones first."""
+    tile = key_tile(lists, i, a, b, c, False, form)  # of lists, the full ones follow the mixed ones
+    if form.program is None:
+        tile = tl.where(i < mixed, tile, b + i - mixed)
+    return tile
+
+
 class Lists(NamedTuple):
     """For each block of one side, the tiles of the other that are mixed and then those that are full."""
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from clearhead.kernels.gpu.device import (
     allowed_by_program,
     allowed_by_span,
-    key_tile,
+    any_tile,
     key_tiles,
     load_numbers,
     load_rows,
@@ -213,10 +213,7 @@ def top_keys(
     where = tl.full((BM, K), -1, tl.int32)
     mixed, full, a, b, c = key_tiles(span, lists, batch, head, block, T, BM, BN, form)
     for i in range(mixed + full):
-        if form.program is None:
-            tile = tl.where(i < mixed, key_tile(lists, i, a, b, c, False, form), b + i - mixed)
-        else:
-            tile = key_tile(lists, i, a, b, c, False, form)  # the full ones follow the mixed ones
+        tile = any_tile(lists, i, mixed, a, b, c, form)
         columns = (tile * BN + tl.arange(0, BN))[None, :]
         keys = load_rows(k, k_strides[2], tile * BN, 0, S, BN, form.features, form.padded, False)
         product = multiply(queries, tl.trans(keys), tl.zeros((BM, BN), tl.float32), form)

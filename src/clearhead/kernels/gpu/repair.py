@@ -35,10 +35,10 @@ def repaired(call: Call, forward: Forward, odd: torch.Tensor) -> None:
         call.launch(
             ("repair", blocks, unrounded is not None), repair, (programs,),
             call.q, call.k, call.v, output, odd, unrounded, call.q.stride(), call.k.stride(), call.v.stride(),
-            *call.described(blocks), call.mask.span, call.lists(blocks), call.mask.arrays, call.scoring,
+            call.mask.span, call.lists(blocks), call.mask.arrays, call.scoring,
             grid.queries, grid.keys, cdiv(count, programs), count, UNROUNDED=unrounded is not None,
             BM=blocks.rows, BN=blocks.columns, N=1024, form=call.form,
             num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
         )  # fmt: skip
 
-    call.fitted("forward", grid.queries, launch)
+    call.fitted("repair", grid.queries, launch)

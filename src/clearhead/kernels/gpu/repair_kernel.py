@@ -11,7 +11,7 @@ from clearhead.kernels.gpu.softmax_kernel import finish, store_output, sums_of_b
 
 @triton.jit(do_not_specialize=["span", "lists", "mask", "scoring", "each", "count"])
 def repair(
-    q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, k_described, v_described,
+    q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides,
     span, lists, mask, scoring, T, S, each, count,
     UNROUNDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
@@ -36,8 +36,8 @@ def repair(
             inside = rows < T
             if tl.max(tl.load(odd_at + here, mask=inside, other=0), 0) > 0:
                 values, largest, sums, weighted = sums_of_block(
-                    q, k, v, q_strides, k_strides, v_strides, (k_described, v_described), span, lists, mask, scoring,
-                    number, block, rows, T, S, False, BM, BN, form,
+                    q, k, v, q_strides, k_strides, v_strides, (k, v), span, lists, mask, scoring,
+                    number, block, rows, T, S, False, False, BM, BN, form,
                 )  # fmt: skip
                 share, _, _, _, _, _ = finish(largest, sums, weighted, 0.0, scoring, False, False, form)
                 store_output(out, unrounded, values * share[:, None], here, inside, UNROUNDED, form)

@@ -12,6 +12,7 @@ from clearhead.core.observations import Observed
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.gpu.call import Call, Forward
+from clearhead.kernels.gpu.compiling import compiled_ahead, wanted
 from clearhead.kernels.gpu.launcher import alike
 
 
@@ -26,11 +27,13 @@ def run(kernel: str, problem: Problem, compute: Callable[[Call], Looked]) -> Ran
     """Output and log-sum-exp, and what is wanted, by the function that launches a kernel."""
     call, want = Call.of(problem), problem.want
     with call.current():
+        sort = (kernel, wanted(want), problem.keeps_unrounded)
         if want is not None and (want.queries is not None or want.weights):  # rows for which PyTorch is needed
+            compiled_ahead(call, sort, partial(compute, call))
             found = compute(call)
         else:
             name = (kernel, want, problem.keeps_unrounded)
-            found = call.replayed(name, (call.q, call.k, call.v, call.sinks), partial(compute, call))
+            found = call.replayed(name, (call.q, call.k, call.v, call.sinks), partial(compute, call), sort)
     output, lse, peak, total, largest, entropy, unrounded = found.forward
     observed = made(Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel=kernel, **found.more)
     return Ran(observed, peak, total, unrounded)
@@ -49,10 +52,10 @@ def gradients(
     """dq, dk and dv shaped as q, k and v, sums over broadcast batch axes included; and dsinks."""
     call = Call.of(problem)
     given = (dout, output, peak, total, dlse)
-    name = (kernel, "gradients", alike(*given))
+    name, sort = (kernel, "gradients", alike(*given)), (kernel, "gradients", output.dtype, dlse is None)
     with call.current():
         dq, dk, dv, dsinks = call.replayed(
-            name, (call.q, call.k, call.v, call.sinks, *given), partial(shaped_gradients, call, compute, *given)
+            name, (call.q, call.k, call.v, call.sinks, *given), partial(shaped_gradients, call, compute, *given), sort
         )
     return Gradients(dq, dk, dv, None, dsinks)
 

@@ -11,6 +11,7 @@ from clearhead.kernels.gpu.device import (
     NONE,
     allowed_by_program,
     allowed_by_span,
+    any_tile,
     kept,
     key_tile,
     key_tiles,
@@ -136,9 +137,12 @@ def finish(largest, sums, weighted, sink, scoring, SINKS: tl.constexpr, ENTROPY:
 @triton.jit
 def sums_of_block(
     q, k, v, q_strides, k_strides, v_strides, described, span, lists, mask, scoring, number, block, rows, T, S,
-    ENTROPY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
+    ENTROPY: tl.constexpr, APART: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a block of queries of one head over all keys: values, largest score, total and weighted."""
+    """The sums of a block of queries of one head over all keys: values, largest score, total and weighted.
+
+    APART: tiles that are full have a loop of their own, which masks nothing, and takes as long to compile as the other.
+    """
     WIDTH: tl.constexpr = form.padded_width
     batch, head = tl.cast(number // form.heads, tl.int32), tl.cast(number % form.heads, tl.int32)
     q += batch.to(tl.int64) * q_strides[0] + head.to(tl.int64) * q_strides[1]
@@ -155,18 +159,22 @@ def sums_of_block(
     state = (tl.zeros((BM, WIDTH), tl.float32), minus, zero, zero)
     mixed, full, a, b, c = key_tiles(span, lists, batch, head, block, T, BM, BN, form)
     strides = (k_strides[2], v_strides[2])
-    for i in range(mixed):
-        tile = key_tile(lists, i, a, b, c, False, form)
+    together = mixed
+    if not APART:
+        together = mixed + full
+    for i in range(together):
+        tile = any_tile(lists, i, mixed, a, b, c, form)
         state = attend(
             state, queries, k, v, described, strides, tile, rows, seen_low, seen_high, limits, mask, scoring,
             head, batch, T, S, False, BN, ENTROPY, form,
         )  # fmt: skip
-    for i in range(full):
-        tile = key_tile(lists, i, a, b, c, True, form)
-        state = attend(
-            state, queries, k, v, described, strides, tile, rows, seen_low, seen_high, limits, mask, scoring,
-            head, batch, T, S, True, BN, ENTROPY, form,
-        )  # fmt: skip
+    if APART:
+        for i in range(full):
+            tile = key_tile(lists, i, a, b, c, True, form)
+            state = attend(
+                state, queries, k, v, described, strides, tile, rows, seen_low, seen_high, limits, mask, scoring,
+                head, batch, T, S, True, BN, ENTROPY, form,
+            )  # fmt: skip
     return state
 
 

@@ -36,6 +36,9 @@ HOPPER: dict[tuple[str, str, int], Blocks] = {
     ("listed", "float", 64): Blocks(64, 32, 4, 2),
     ("listed", "float", 128): Blocks(32, 32, 4, 2),
     ("listed", "float", 256): Blocks(32, 32, 8, 1),
+    ("repair", "half", 128): Blocks(64, 64, 4, 1),  # seldom has anything to do, and should compile quickly
+    ("repair", "half", 256): Blocks(64, 32, 4, 1),
+    ("repair", "float", 256): Blocks(32, 32, 4, 1),
     ("by_key", "half", 128): Blocks(64, 128, 8, 3),
     ("by_key", "half", 256): Blocks(64, 128, 8, 2),
     ("by_key", "float", 256): Blocks(32, 64, 4, 1),

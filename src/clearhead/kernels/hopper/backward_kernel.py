@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from clearhead.kernels.hopper.pipeline import share
+from clearhead.kernels.hopper.pipeline import async_load, async_store, share
 
 LOG2E = gl.constexpr(math.log2(math.e))
 PRODUCER_REGISTERS = gl.constexpr(24)
@@ -80,10 +80,10 @@ def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
         mbarrier.wait(ring[4].index(slot), ((step // CUT.value.stages) & 1) ^ 1)
         full = ring[3].index(slot)
         mbarrier.expect(full, 2 * q_rows.block_type.nbytes + 2 * shifts.block_type.nbytes)
-        tma.async_copy_global_to_shared(q_rows, [batch, head + member, tile * N, 0], full, ring[0].index(slot))
-        tma.async_copy_global_to_shared(shifts, [entry * N], full, ring[2].index(slot * 2))
-        tma.async_copy_global_to_shared(dout_rows, [batch, head + member, tile * N, 0], full, ring[1].index(slot))
-        tma.async_copy_global_to_shared(shifts, [(entry + 1) * N], full, ring[2].index(slot * 2 + 1))
+        async_load(q_rows, [batch, head + member, tile * N, 0], full, ring[0].index(slot))
+        async_load(shifts, [entry * N], full, ring[2].index(slot * 2))
+        async_load(dout_rows, [batch, head + member, tile * N, 0], full, ring[1].index(slot))
+        async_load(shifts, [(entry + 1) * N], full, ring[2].index(slot * 2 + 1))
 
 
 @gluon.jit
@@ -155,9 +155,9 @@ def unpacked(pairs, k, layout: gl.constexpr):
     """What `weights` gave, in k's type."""
     rows: gl.constexpr = pairs.shape[0]
     columns: gl.constexpr = pairs.shape[1] * 2
-    types: gl.constexpr = (k.dtype, k.dtype)
-    even, odd = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], types, True, 1)
-    return gl.convert_layout(gl.reshape(gl.join(even, odd), [rows, columns]), layout, assert_trivial=True)
+    halves = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], (gl.int16, gl.int16), True, 1)
+    p = gl.reshape(gl.join(halves[0], halves[1]), [rows, columns]).to(k.dtype, bitcast=True)
+    return gl.convert_layout(p, layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -265,11 +265,11 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     mbarrier.arrive(done, count=1)
     v.store(dv.to(type))
     fence_async_shared()
-    tma.async_copy_shared_to_global(dv_rows, [batch, key_head, mine, 0], v_block.index(INDEX))
+    async_store(dv_rows, [batch, key_head, mine, 0], v_block.index(INDEX))
     mbarrier.wait(done, 0)  # the other consumer reads these keys too
     k.store((dk * numbers[0]).to(type))
     fence_async_shared()
-    tma.async_copy_shared_to_global(dk_rows, [batch, key_head, mine, 0], k_block.index(INDEX))
+    async_store(dk_rows, [batch, key_head, mine, 0], k_block.index(INDEX))
     tma.store_wait(0)
 
 
@@ -323,8 +323,8 @@ def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, qu
     mbarrier.expect(kv_full, CONSUMERS * (k_rows.block_type.nbytes + v_rows.block_type.nbytes))
     for index in gl.static_range(CONSUMERS):
         place = [batch, key_head, first + index * ROWS, 0]
-        tma.async_copy_global_to_shared(k_rows, place, kv_full, k_block.index(index))
-        tma.async_copy_global_to_shared(v_rows, place, kv_full, v_block.index(index))
+        async_load(k_rows, place, kv_full, k_block.index(index))
+        async_load(v_rows, place, kv_full, v_block.index(index))
 
     work = (dk_rows, dv_rows, dqs, (batch, head, heads, key_head, tiles), walk, steps, (keys, upper, lower, first),
             (scale, softcap, factor), (k_block, v_block, kv_full), ring, (ds_tiles, ds_full, done))  # fmt: skip

@@ -32,7 +32,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from clearhead.kernels.hopper.pipeline import (
+    async_load,
+    async_store,
     await_tile,
+    barrier,
     copy_tile,
     end_turn,
     job_of,
@@ -122,7 +125,7 @@ def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
                     full = q_ring[1].index(index)
                     mbarrier.expect(full, q_rows.block_type.nbytes)
                     coordinates = [batch, head, first + index * ROWS, 0]
-                    tma.async_copy_global_to_shared(q_rows, coordinates, full, q_ring[0].index(index))
+                    async_load(q_rows, coordinates, full, q_ring[0].index(index))
             mbarrier.wait(v_ring[2].index(slot), phase)
             copy_tile(v_rows, place, key, v_ring, step, CUT)
         done += end
@@ -266,10 +269,10 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT
     if CUT.value.apart:
         buffer = o_block.index(INDEX)
         tma.store_wait(0)  # of the block before
-        gl.thread_barrier()
+        barrier()
     buffer.reshape([ROWS, FORM.value.width]).store(output)  # in place of the queries: nobody reads them any more
     fence_async_shared()
-    tma.async_copy_shared_to_global(o_rows, [batch, head, first, 0], buffer)
+    async_store(o_rows, [batch, head, first, 0], buffer)
     place = (batch * heads + head).to(gl.int64) * queries + row
     peak, total, weighted = relative_to_scaled(rows, numbers, FORM)
     gl.store(outputs[0] + place, peak, row < queries)

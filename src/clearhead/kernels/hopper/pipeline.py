@@ -6,6 +6,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+# the copy engine's verbs and the barrier of a program, where Triton 3.6 has other names for them
+async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+
 
 @gluon.jit
 def new_ring(descriptor, CUT: gl.constexpr):
@@ -29,7 +34,7 @@ def copy_tile(descriptor, place, key, ring, step, CUT: gl.constexpr):
     full = ring[1].index(slot)
     mbarrier.expect(full, descriptor.block_type.nbytes)
     coordinates = [place[0], place[1], key, 0]
-    tma.async_copy_global_to_shared(descriptor, coordinates, full, buffer)
+    async_load(descriptor, coordinates, full, buffer)
 
 
 @gluon.jit

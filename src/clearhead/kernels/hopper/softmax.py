@@ -119,9 +119,8 @@ def as_operand(pairs, q, sums):
     """p as the left side of a product, from what `packed` gave."""
     rows: gl.constexpr = pairs.shape[0]
     columns: gl.constexpr = pairs.shape[1] * 2
-    types: gl.constexpr = (q.dtype, q.dtype)
-    even, odd = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], types, True, 1)
-    p = gl.reshape(gl.join(even, odd), [rows, columns])
+    halves = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], (gl.int16, gl.int16), True, 1)
+    p = gl.reshape(gl.join(halves[0], halves[1]), [rows, columns]).to(q.dtype, bitcast=True)
     return gl.convert_layout(p, gl.DotOperandLayout(0, sums.type.layout, 2), assert_trivial=True)
 
 

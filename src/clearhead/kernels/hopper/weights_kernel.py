@@ -24,12 +24,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from clearhead.kernels.hopper.pipeline import share
+from clearhead.kernels.hopper.pipeline import async_load, share
 from clearhead.kernels.hopper.softmax import capped
 from clearhead.kernels.hopper.top_kernel import denominator, offer
 
@@ -101,12 +100,10 @@ def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
         mbarrier.wait(ring[3].index(slot), (round & 1) ^ 1)
         full = ring[2].index(slot)
         mbarrier.expect(full, q_rows.block_type.nbytes + PARTS * shifts.block_type.nbytes)
-        tma.async_copy_global_to_shared(
-            q_rows, [batch, head, first_of_tile(tile, bins, N), 0], full, ring[0].index(slot)
-        )
+        async_load(q_rows, [batch, head, first_of_tile(tile, bins, N), 0], full, ring[0].index(slot))
         entry = (number * bins[1] * bins[2] + tile) * 3
         for part in gl.static_range(PARTS):
-            tma.async_copy_global_to_shared(shifts, [(entry + part) * N], full, ring[1].index(slot * PARTS + part))
+            async_load(shifts, [(entry + part) * N], full, ring[1].index(slot * PARTS + part))
 
 
 @gluon.jit
@@ -288,7 +285,7 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, q
     mbarrier.expect(k_full, CONSUMERS * k_rows.block_type.nbytes)
     for index in gl.static_range(CONSUMERS):
         rows = first + index * ROWS
-        tma.async_copy_global_to_shared(k_rows, [batch, head // group, rows, 0], k_full, k_block.index(index))
+        async_load(k_rows, [batch, head // group, rows, 0], k_full, k_block.index(index))
 
     outputs = (received, sums, tops, counts, found)
     bounds = (keys, upper, lower)

@@ -23,7 +23,7 @@ def forward(
     rows = block * BM + tl.arange(0, BM)
     values, largest, sums, weighted = sums_of_block(
         q, k, v, q_strides, k_strides, v_strides, (k_described, v_described), span, lists, mask, scoring,
-        number, block, rows, T, S, ENTROPY, BM, BN, form,
+        number, block, rows, T, S, ENTROPY, True, BM, BN, form,
     )  # fmt: skip
     sink = 0.0
     if SINKS:
