@@ -15,7 +15,6 @@ from clearhead.core.arrays import Array, is_torch, made, stands_in, to_numpy, wi
 from clearhead.core.errors import KernelRefused
 from clearhead.core.observations import Observed
 from clearhead.core.problem import Problem
-from clearhead.kernels.choose import choose_gradients
 from clearhead.kernels.contract import Kernel
 from clearhead.torch_bridge.refused import NO_SECOND
 
@@ -227,7 +226,6 @@ def gradients_of(
     """dq, dk, dv and dsinks as PyTorch wants them."""
     # PyTorch may hand on a gradient with its sign bit set, or zeros without memory
     dlse = None if dlse is None else admit("dlse", dlse)
-    kernel = choose_gradients(problem, kernel)
     found = kernel.gradients(problem, admit("dout", dout), output, peak, total, dlse)
     dsinks = found.dsinks
     if dsinks is not None and problem.sinks is not None:
