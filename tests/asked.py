@@ -128,8 +128,8 @@ def interpret(drawn: Drawn, patch: pytest.MonkeyPatch) -> None:
     from clearhead.kernels.triton import launch
 
     patch.setenv("TRITON_INTERPRET", "1")
-    patch.setattr(call, "_calls", call.Remembered())
-    patch.setattr(call, "_families", call.Latest())
+    patch.setattr(call, "_calls", type(call._calls)())
+    patch.setattr(call, "_families", type(call._families)())
     if drawn.tile is not None:
         patch.setattr(tuning, "FEW", 0)
         kernels = ("forward", "listed", "by_key", "top", "keys", "queries")

@@ -46,7 +46,7 @@ def interpreting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from clearhead.kernels.gpu import call
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(call, "_calls", call.Remembered())
-    monkeypatch.setattr(call, "_families", call.Latest())
+    monkeypatch.setattr(call, "_calls", type(call._calls)())
+    monkeypatch.setattr(call, "_families", type(call._families)())
     with np.errstate(all="ignore"):  # NaN and infinities are put in on purpose
         yield

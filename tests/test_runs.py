@@ -47,18 +47,18 @@ def pairs(starts: np.ndarray, stops: np.ndarray, keys: int = KEYS) -> np.ndarray
 
 @pytest.mark.parametrize("name", ONE)
 def test_a_run_is_what_the_mask_says(name: str) -> None:
-    from clearhead.kernels.gpu.key_ranges import runs
+    from clearhead.kernels.gpu.key_ranges import key_ranges
 
-    found = runs(ONE[name], GRID)
+    found = key_ranges(ONE[name], GRID)
     assert found is not None
     assert np.array_equal(pairs(*found), dense(ONE[name]))
 
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_more_than_one_run_is_none(name: str) -> None:
-    from clearhead.kernels.gpu.key_ranges import runs
+    from clearhead.kernels.gpu.key_ranges import key_ranges
 
-    assert runs(SEVERAL[name], GRID) is None
+    assert key_ranges(SEVERAL[name], GRID) is None
 
 
 def dense(mask: ch.Mask) -> np.ndarray:
@@ -80,9 +80,9 @@ MASKS = st.recursive(
 @given(MASKS)
 @settings(deadline=None, max_examples=100)
 def test_composed_masks_keep_their_meaning(mask: ch.Mask) -> None:
-    from clearhead.kernels.gpu.key_ranges import runs
+    from clearhead.kernels.gpu.key_ranges import key_ranges
 
-    found = runs(mask, GRID)
+    found = key_ranges(mask, GRID)
     if found is not None:
         assert np.array_equal(pairs(*found), dense(mask))
 
@@ -92,10 +92,10 @@ def test_blocks_and_tiles_cover_what_is_seen(name: str) -> None:
     """Every block is in the table once; outside its tiles nothing is seen, in the full ones everything."""
     import torch
 
-    from clearhead.kernels.gpu.key_ranges import runs
+    from clearhead.kernels.gpu.key_ranges import key_ranges
     from clearhead.kernels.hopper.schedule import Cut, spans_of
 
-    found = runs(ONE[name], GRID)
+    found = key_ranges(ONE[name], GRID)
     assert found is not None
     spans = spans_of(*found, KEYS, 128, torch.device("cpu"), Cut(rows=4, columns=4, consumers=2))
     allowed = dense(ONE[name])[:, :, spans.start : spans.stop]

@@ -118,17 +118,17 @@ def test_neither_tensors_nor_masks_are_kept_alive() -> None:
 
 def test_only_the_last_kinds_are_remembered() -> None:
     from clearhead.core.problem import pose
-    from clearhead.kernels.gpu.cache_key import MOST, Kind, Remembered
+    from clearhead.kernels.gpu.cache_key import MOST, Cache, CacheKey
 
-    known = Remembered()
+    known = Cache()
     q, k, v = arrays(8)
     for n in range(2 * MOST + 1):
-        known.keep(Kind(pose(q, k, v, scale=1.0 + n)), n)
+        known.keep(CacheKey(pose(q, k, v, scale=1.0 + n)), n)
         if n:
-            assert known.get(Kind(pose(q, k, v, scale=2.0))) == 1  # what is asked for again stays
+            assert known.get(CacheKey(pose(q, k, v, scale=2.0))) == 1  # what is asked for again stays
     assert len(known.known) == MOST
-    assert known.get(Kind(pose(q, k, v, scale=1.0 + 2 * MOST))) == 2 * MOST
-    assert known.get(Kind(pose(q, k, v, scale=4.0))) is None
+    assert known.get(CacheKey(pose(q, k, v, scale=1.0 + 2 * MOST))) == 2 * MOST
+    assert known.get(CacheKey(pose(q, k, v, scale=4.0))) is None
 
 
 def test_room_is_what_torch_empty_gives(monkeypatch: pytest.MonkeyPatch) -> None:

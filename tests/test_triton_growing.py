@@ -96,7 +96,7 @@ def test_what_is_taken_over_is_what_would_be_prepared() -> None:
 
 
 def test_what_has_more_to_it_than_numbers_is_of_no_family() -> None:
-    from clearhead.kernels.gpu.cache_key import Kind
+    from clearhead.kernels.gpu.cache_key import CacheKey
 
     q, k, v = torch.randn((3, 1, 2, 4, 16))
     for options in (
@@ -104,7 +104,7 @@ def test_what_has_more_to_it_than_numbers_is_of_no_family() -> None:
         {"mask": ch.causal() & ch.documents([0, 0, 1, 1])}, {"mask": ~ch.causal()},
     ):  # fmt: skip
         problem = pose(q, k, v, **options)
-        assert Kind(problem).family(problem) is None
+        assert CacheKey(problem).family(problem) is None
 
 
 def test_sizes_are_checked_though_others_were_right() -> None:

@@ -22,7 +22,7 @@ DOCUMENTS = ch.documents(np.arange(18) // 7)
 def forget() -> None:
     from clearhead.kernels.gpu import call
 
-    call._calls, call._families = call.Remembered(), call.Latest()
+    call._calls, call._families = type(call._calls)(), type(call._families)()
 
 
 def tapes() -> list[Any]:

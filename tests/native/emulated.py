@@ -99,31 +99,21 @@ class View:
 
 
 class MaskNode:
-    """One node of a mask."""
+    """One node of a mask, with its fields: (entries of a batch row, numbers, flags)."""
 
-    def __init__(self) -> None:
-        self.kind, self.left, self.right = 0, -1, -1
-        self.back = self.ahead = 2**61
-        self.block, self.key_blocks = 1, 0
-        none = np.zeros(0, np.int64)
-        self.offset = self.count = self.query_ids = self.key_ids = none
-        self.query_flags = self.key_flags = self.table = none.astype(np.uint8)
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers  # kind, left, right, constant
+        self.fields: list[tuple[int, np.ndarray, np.ndarray]] = []
         self.array: View | None = None
 
-    def set_offset(self, a: np.ndarray) -> None:
-        self.offset = a
+    def add_number(self, value: int) -> None:
+        self.add_numbers(np.array([value]), 0)
 
-    def set_count(self, a: np.ndarray) -> None:
-        self.count = a
+    def add_numbers(self, values: np.ndarray, each: int) -> None:
+        self.fields.append((each, values, np.zeros(0, np.uint8)))
 
-    def set_ids(self, q: np.ndarray, k: np.ndarray) -> None:
-        self.query_ids, self.key_ids = q, k
-
-    def set_flags(self, q: np.ndarray, k: np.ndarray) -> None:
-        self.query_flags, self.key_flags = q, k
-
-    def set_table(self, a: np.ndarray) -> None:
-        self.table = a
+    def add_flags(self, values: np.ndarray, each: int) -> None:
+        self.fields.append((each, np.zeros(0, np.int64), values))
 
 
 def number(*values: int) -> bytes:
@@ -232,17 +222,9 @@ class Call:
             number(len(self.mask)),
         ]
         for node in self.mask:
-            message.append(number(node.kind, node.left, node.right, node.back, node.ahead, node.block, node.key_blocks))
-            lists = (
-                node.offset,
-                node.count,
-                node.query_ids,
-                node.key_ids,
-                node.query_flags,
-                node.key_flags,
-                node.table,
-            )
-            message += [many(values.reshape(-1)) for values in lists]
+            message.append(number(*node.numbers, len(node.fields)))
+            for each, numbers, flags in node.fields:
+                message += [number(each), many(numbers.reshape(-1)), many(flags.reshape(-1))]
             message.append(self.array(node.array, (heads, queries, keys)))
         message += [many(ctypes.string_at(address, size) if size else b"") for address, size in self.flat()]
         message.append(number(bool(self.each[0]), self.top[0], bool(self.received[1]), self.received[0], *self.map[:2]))

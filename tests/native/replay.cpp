@@ -90,21 +90,20 @@ int answer() {
     node.kind = int(take<int64_t>());
     node.left = int(take<int64_t>());
     node.right = int(take<int64_t>());
-    for (int64_t* value : {&node.back, &node.ahead, &node.block, &node.key_blocks}) *value = take<int64_t>();
-    node.offset = take_many<int64_t>();
-    node.count = take_many<int64_t>();
-    node.query_ids = take_many<int64_t>();
-    node.key_ids = take_many<int64_t>();
-    node.query_flags = take_many<uint8_t>();
-    node.key_flags = take_many<uint8_t>();
-    node.table = take_many<uint8_t>();
+    node.constant = take<int64_t>();
+    for (int64_t fields = take<int64_t>(); fields > 0; --fields) {
+      const int64_t each = take<int64_t>();
+      auto numbers = take_many<int64_t>();
+      auto flags = take_many<uint8_t>();
+      node.fields.push_back(numbers.empty() ? Field::of(std::move(flags), each) : Field::of(std::move(numbers), each));
+    }
     if (take<int64_t>()) {
       mask_arrays[n] = take_array();
       node.array = mask_arrays[n].view;
     }
     nodes.push_back(node);
   }
-  call.set_mask(std::move(nodes));
+  call.mask = std::move(nodes);
 
   // flat results, as they were before the call: lse, peak, total, dsinks, max_score, entropy, top weights, top indices,
   // received, map mean, map max, rows; and dlse, which is read only

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -11,13 +11,29 @@ from clearhead.core.admit import admit
 from clearhead.core.arrays import Array, alike, dtype_name, is_array, settled, to_numpy
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Grid, bins, bins_of, cut, fitting, part
+from clearhead.core.lowered import AndNode, ArrayNode, Node, NotNode, OrNode
 
 # True: every pair in the tile; False: none; an array: these, broadcasting to (*batch, heads, rows, columns)
 Tile: TypeAlias = "bool | Array"
 
 
 class Mask:
-    """Which queries may attend to which keys. Ask it for a tile, a picture, or the reason for one pair."""
+    """Which queries may attend to which keys. Ask it for a tile, a picture, or the reason for one pair.
+
+    A mask is a frozen dataclass: its class and its fields say it all. Fields are whole numbers, words, None, arrays,
+    alignments and masks, and by them a mask is sent to PyTorch's compiler, and known again in the next call.
+    """
+
+    # Its name in wire form; a class without one goes by its full name
+    wire: str = ""
+    # The classes that can be read back from there
+    by_wire: ClassVar[dict[str, type[Mask]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "wire" not in vars(cls):
+            cls.wire = f"{cls.__module__}.{cls.__qualname__}"
+        Mask.by_wire[cls.wire] = cls
 
     # `array & mask` must come to __rand__ and not be tried element by element
     __array_ufunc__ = None
@@ -29,6 +45,15 @@ class Mask:
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         """`tile`, where it is all or nothing and can be told without building it; None where it cannot."""
         return None
+
+    def lower(self, grid: Grid) -> Node:
+        """The mask in the terms of kernels; what does not say how is asked for all pairs at once, a byte for each."""
+
+        def pairs() -> Array:
+            tile = self.tile(range(grid.queries), range(grid.keys), grid)
+            return np.full((1, 1), tile) if isinstance(tile, bool) else tile
+
+        return ArrayNode(pairs)
 
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         """What this mask says of one pair in one batch row and head, as the second half of a sentence."""
@@ -177,6 +202,10 @@ class Both(Mask):
     left: Mask
     right: Mask
     binding = 2
+    wire = "and"
+
+    def lower(self, grid: Grid) -> Node:
+        return AndNode(self.left.lower(grid), self.right.lower(grid))
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         left, right = self.left.decide(rows, columns, grid), self.right.decide(rows, columns, grid)
@@ -214,6 +243,10 @@ class Either(Mask):
     left: Mask
     right: Mask
     binding = 1
+    wire = "or"
+
+    def lower(self, grid: Grid) -> Node:
+        return OrNode(self.left.lower(grid), self.right.lower(grid))
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         left, right = self.left.decide(rows, columns, grid), self.right.decide(rows, columns, grid)
@@ -249,6 +282,10 @@ class Not(Mask):
     """`~mask`: what the other does not allow."""
 
     mask: Mask
+    wire = "not"
+
+    def lower(self, grid: Grid) -> Node:
+        return NotNode(self.mask.lower(grid))
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         known = self.mask.decide(rows, columns, grid)
@@ -273,6 +310,10 @@ class Where(Mask):
     """A boolean array that broadcasts to (*batch, heads, queries, keys)."""
 
     array: Array
+    wire = "where"
+
+    def lower(self, grid: Grid) -> Node:
+        return ArrayNode(lambda: self.array)
 
     def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
         return decided(cut(self.array, rows, columns))

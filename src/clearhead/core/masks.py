@@ -28,9 +28,11 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.core import lowered
 from clearhead.core.arrays import Array, Library, is_torch
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import LARGEST, Align, Alignment, Grid, by_batch, part, spelled, whole_numbers
+from clearhead.core.lowered import FAR, Node
 from clearhead.core.mask import Mask, Tile, as_mask, decided
 
 
@@ -41,6 +43,13 @@ class Band(Mask):
     back: int | None
     ahead: int | None
     alignment: Alignment
+    wire = "band"
+
+    def lower(self, grid: Grid) -> Node:
+        offset = lowered.offset_by_row(self.alignment, grid)
+        return lowered.BandNode(
+            -FAR if self.back is None else offset - self.back, FAR if self.ahead is None else offset + self.ahead
+        )
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         offset = self.alignment.offset(grid)
@@ -90,6 +99,10 @@ class Before(Mask):
 
     name: str
     count: Array
+    wire = "before"
+
+    def lower(self, grid: Grid) -> Node:
+        return lowered.BeforeNode(lowered.by_row(by_batch(self.name, self.count, grid), grid))
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         count = by_batch(self.name, self.count, grid)
@@ -125,6 +138,11 @@ class Documents(Mask):
 
     keys: Array
     queries: Array | None
+    wire = "documents"
+
+    def lower(self, grid: Grid) -> Node:
+        queries, keys = self.ids(grid)
+        return lowered.DocumentsNode(lowered.in_rows(queries, grid), lowered.in_rows(keys, grid))
 
     def ids(self, grid: Grid) -> tuple[Array, Array]:
         """The ids of queries and of keys. Queries without ids of their own are the last keys."""
@@ -182,6 +200,14 @@ class GlobalTokens(Mask):
 
     indices: Array
     alignment: Alignment
+    wire = "global"
+
+    def lower(self, grid: Grid) -> Node:
+        def marked() -> tuple[np.ndarray, np.ndarray]:
+            queries = np.arange(grid.queries) + np.reshape(lowered.offset_by_row(self.alignment, grid), (-1, 1))
+            return np.isin(queries, self.indices), np.isin(np.arange(grid.keys)[None, :], self.indices)
+
+        return lowered.FlagsNode(marked)
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         offset = self.alignment.offset(grid)
@@ -216,6 +242,10 @@ class RandomBlocks(Mask):
     block: int
     count: int
     seed: int
+    wire = "random"
+
+    def lower(self, grid: Grid) -> Node:
+        return lowered.BlocksNode(self.block, lambda: self.table(range(grid.queries), grid))
 
     def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
         if not rows or not columns:

@@ -13,9 +13,8 @@ import numpy as np
 from clearhead.core.arrays import Array, dtype_name, is_torch, settled, summed_like, to_numpy
 from clearhead.core.errors import ArgumentError
 from clearhead.core.formula import Gradients
-from clearhead.core.grid import bins, by_batch
-from clearhead.core.mask import Both, Either, Mask, Not, Where
-from clearhead.core.masks import Band, Before, Documents, GlobalTokens, RandomBlocks
+from clearhead.core.grid import bins
+from clearhead.core.lowered import Node
 from clearhead.core.observations import Map, Observed, Rows, Top, Want
 from clearhead.core.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.core.problem import Problem
@@ -36,8 +35,6 @@ except ImportError as error:
     NOT_BUILT = f"it was built, but cannot be loaded: {error}"
 
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "bool": 4}
-BAND, BEFORE, DOCUMENTS, FLAGS, BLOCKS, ARRAY, AND, OR, NOT = range(9)
-NO_LIMIT = 2**61
 WIDEST = 512
 # multiply-adds below which a second thread does not pay: it takes about 20 µs to start
 SMALL_WORK = 1_000_000
@@ -107,7 +104,7 @@ class Running:
         call.wide = self.dtype is np.float64
         call.q, call.k, call.v = map(self.view, (problem.q, problem.k, problem.v))
         if problem.mask is not None:
-            call.set_mask(self.nodes(problem.mask))
+            call.set_mask(self.nodes(problem.mask.lower(grid)))
         if problem.bias is not None:
             self.set_bias(problem.bias)
         if problem.sinks is not None:
@@ -145,58 +142,32 @@ class Running:
         values = values[..., 0, 0, 0] if values.ndim else values
         return np.ascontiguousarray(np.broadcast_to(values, self.grid.batch).reshape(-1), dtype=np.int64)
 
-    def nodes(self, mask: Mask) -> list[Any]:
+    def nodes(self, root: Node) -> list[Any]:
         """A mask as the nodes of its tree, parts before wholes."""
         order: list[Any] = []
 
-        def add(part: Mask) -> int:
-            node = native.MaskNode()
-            if isinstance(part, Both | Either):
-                node.left, node.right = add(part.left), add(part.right)
-                node.kind = AND if isinstance(part, Both) else OR
-            elif isinstance(part, Not):
-                node.left, node.kind = add(part.mask), NOT
-            else:
-                self.fill_leaf(node, part)
+        def add(part: Node) -> int:
+            left, right, *_ = *map(add, part.parts), -1, -1
+            node = native.MaskNode(part.kind, left, right, part.constant)
+            for number in part.numbers:
+                if isinstance(number, int):
+                    node.add_number(number)
+                else:
+                    node.add_numbers(np.ascontiguousarray(number, dtype=np.int64), 1)
+            for rows in part.rows():
+                each = 0 if len(rows) == 1 else rows.shape[1]
+                if rows.dtype == bool:
+                    node.add_flags(np.ascontiguousarray(rows).view(np.uint8), each)
+                else:
+                    node.add_numbers(np.ascontiguousarray(rows, dtype=np.int64), each)
+            pairs = part.array()
+            if pairs is not None:
+                node.array = self.view(to_numpy(pairs))
             order.append(node)
             return len(order) - 1
 
-        add(mask)
+        add(root)
         return order
-
-    def fill_leaf(self, node: Any, part: Mask) -> None:
-        """What a mask without parts is to the kernel."""
-        grid = self.grid
-        if isinstance(part, Band):
-            node.kind = BAND
-            node.back = NO_LIMIT if part.back is None else part.back
-            node.ahead = NO_LIMIT if part.ahead is None else part.ahead
-            node.set_offset(self.by_batch(part.alignment.offset(grid)))
-        elif isinstance(part, Before):
-            node.kind = BEFORE
-            node.set_count(self.by_batch(by_batch(part.name, part.count, grid)))
-        elif isinstance(part, Documents):
-            node.kind = DOCUMENTS
-            queries, keys = part.ids(grid)
-            node.set_ids(self.spread(queries, grid.queries), self.spread(keys, grid.keys))
-        elif isinstance(part, GlobalTokens):
-            node.kind = FLAGS
-            places = np.arange(grid.queries) + self.by_batch(part.alignment.offset(grid))[:, None]
-            flags = [np.isin(a, part.indices).astype(np.uint8) for a in (places, np.arange(grid.keys))]
-            node.set_flags(*map(np.ascontiguousarray, flags))
-        elif isinstance(part, RandomBlocks):
-            node.kind, node.block = BLOCKS, part.block
-            table = part.table(range(grid.queries), grid)
-            node.key_blocks = table.shape[1]
-            node.set_table(np.ascontiguousarray(table, dtype=np.uint8))
-        else:
-            node.kind = ARRAY
-            array = part.array if isinstance(part, Where) else part.tile(range(grid.queries), range(grid.keys), grid)
-            node.array = self.view(np.full((1, 1, 1), array) if isinstance(array, bool) else to_numpy(array))
-
-    def spread(self, ids: np.ndarray, length: int) -> np.ndarray:
-        """Ids (…, length) for each batch row."""
-        return np.ascontiguousarray(np.broadcast_to(ids, (*self.grid.batch, length)).reshape(-1), dtype=np.int64)
 
     def set_bias(self, bias: Bias) -> None:
         """An array as it lies; what depends on distance only, as a number for each head and distance."""

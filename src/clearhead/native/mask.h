@@ -6,6 +6,18 @@
 #include "problem.h"
 
 namespace clearhead {
+
+// The kinds of nodes and what they look at, numbered as in `core/lowered.py`.
+enum MaskKind : int {
+  kBand,       // fields low, high: low ≤ key − query ≤ high
+  kBefore,     // field count: key < count
+  kDocuments,  // fields of ids (T) and (S): the same id
+  kFlags,      // fields of flags (T) and (S): one of the two is set
+  kBlocks,     // constant block, field table (blocks of T × blocks of S)
+  kArray,      // the array
+  kAnd, kOr, kNot,
+};
+
 namespace CLEARHEAD_ISA {
 
 struct Span { int64_t low, high; };  // keys low ≤ j < high
@@ -38,8 +50,9 @@ class Mask {
 
  private:
   int root() const { return int(call_.mask.size()) - 1; }
-  int64_t queries() const { return call_.queries; }
   int64_t keys() const { return call_.keys; }
+
+  int64_t blocks(int64_t block) const { return (keys() + block - 1) / block; }
 
   Span everything() const { return {0, keys()}; }
   Span clipped(int64_t low, int64_t high) const { return {std::max<int64_t>(low, 0), std::min(high, keys())}; }
@@ -50,26 +63,31 @@ class Mask {
     const MaskNode& node = call_.mask[n];
     switch (node.kind) {
       case kBand: {
-        const int64_t offset = node.offset[b_];
-        if (value) return clipped(i0 + offset - node.back, i1 - 1 + offset + node.ahead + 1);
+        const int64_t first = node.fields[0].number(b_), last = node.fields[1].number(b_);
+        if (value) return clipped(i0 + first, i1 - 1 + last + 1);
         // what all of them see is no part of it, where it reaches one end of the keys
-        const int64_t low = i1 - 1 + offset - node.back, high = i0 + offset + node.ahead + 1;
+        const int64_t low = i1 - 1 + first, high = i0 + last + 1;
         if (low >= high) return everything();
         return low <= 0 ? clipped(high, keys()) : high >= keys() ? clipped(0, low) : everything();
       }
-      case kBefore: return value ? clipped(0, node.count[b_]) : clipped(node.count[b_], keys());
+      case kBefore: {
+        const int64_t count = node.fields[0].number(b_);
+        return value ? clipped(0, count) : clipped(count, keys());
+      }
       case kDocuments: return value ? documents(node, i0, i1) : everything();
       case kFlags: {
-        const uint8_t *q = node.query_flags.data() + b_ * queries(), *k = node.key_flags.data();
+        const uint8_t *q = node.fields[0].flag_row(b_), *k = node.fields[1].flag_row(b_);
         if (!value || std::find(q + i0, q + i1, 1) != q + i1) return everything();
         return between(std::find(k, k + keys(), 1) - k, [=](int64_t j) { return k[j] != 0; });
       }
       case kBlocks: {
-        int64_t low = node.key_blocks, high = 0;
-        for (int64_t row = i0 / node.block; row <= (i1 - 1) / node.block; ++row)
-          for (int64_t c = 0; c < node.key_blocks; ++c)
-            if ((node.table[row * node.key_blocks + c] != 0) == value) low = std::min(low, c), high = std::max(high, c + 1);
-        return clipped(low * node.block, high * node.block);
+        const uint8_t* table = node.fields[0].flag_row(b_);
+        const int64_t block = node.constant, across = blocks(block);
+        int64_t low = across, high = 0;
+        for (int64_t row = i0 / block; row <= (i1 - 1) / block; ++row)
+          for (int64_t c = 0; c < across; ++c)
+            if ((table[row * across + c] != 0) == value) low = std::min(low, c), high = std::max(high, c + 1);
+        return clipped(low * block, high * block);
       }
       case kArray: return array(node, i0, i1, value);
       case kNot: return span(node.left, i0, i1, !value);
@@ -92,10 +110,10 @@ class Mask {
 
   // Keys with an id among those of the queries, as far as the least and the largest of them tell.
   Span documents(const MaskNode& node, int64_t i0, int64_t i1) const {
-    const int64_t *q = node.query_ids.data() + b_ * queries(), *k = node.key_ids.data() + b_ * keys();
+    const int64_t *q = node.fields[0].row(b_), *k = node.fields[1].row(b_);
     const auto [low, high] = std::minmax_element(q + i0, q + i1);
     const int64_t least = *low, most = *high;
-    if (node.ascending[b_]) return {std::lower_bound(k, k + keys(), least) - k, std::upper_bound(k, k + keys(), most) - k};
+    if (node.fields[1].ascends(b_)) return {std::lower_bound(k, k + keys(), least) - k, std::upper_bound(k, k + keys(), most) - k};
     const auto among = [=](int64_t id) { return id >= least && id <= most; };
     return between(std::find_if(k, k + keys(), among) - k, [=](int64_t j) { return among(k[j]); });
   }
@@ -136,30 +154,35 @@ class Mask {
     const MaskNode& node = call_.mask[n];
     switch (node.kind) {
       case kBand: {
-        const int64_t low = j0 - (i1 - 1) - node.offset[b_], high = j1 - 1 - i0 - node.offset[b_];
-        if (low >= -node.back && high <= node.ahead) return kAll;
-        return low > node.ahead || high < -node.back ? kNone : kSome;
+        const int64_t first = node.fields[0].number(b_), last = node.fields[1].number(b_);
+        const int64_t low = j0 - (i1 - 1), high = j1 - 1 - i0;
+        if (low >= first && high <= last) return kAll;
+        return low > last || high < first ? kNone : kSome;
       }
-      case kBefore: return j1 <= node.count[b_] ? kAll : j0 >= node.count[b_] ? kNone : kSome;
+      case kBefore: {
+        const int64_t count = node.fields[0].number(b_);
+        return j1 <= count ? kAll : j0 >= count ? kNone : kSome;
+      }
       case kDocuments: {
-        const int64_t* q = node.query_ids.data() + b_ * queries();
-        const int64_t* k = node.key_ids.data() + b_ * keys();
+        const int64_t *q = node.fields[0].row(b_), *k = node.fields[1].row(b_);
         const auto [q_low, q_high] = std::minmax_element(q + i0, q + i1);
         const auto [k_low, k_high] =
-            node.ascending[b_] ? std::make_pair(k + j0, k + j1 - 1) : std::minmax_element(k + j0, k + j1);
+            node.fields[1].ascends(b_) ? std::make_pair(k + j0, k + j1 - 1) : std::minmax_element(k + j0, k + j1);
         if (*q_high < *k_low || *k_high < *q_low) return kNone;
         return *q_low == *q_high && *k_low == *k_high && *q_low == *k_low ? kAll : kSome;
       }
       case kFlags: {
-        const uint8_t *q = node.query_flags.data() + b_ * queries(), *k = node.key_flags.data();
+        const uint8_t *q = node.fields[0].flag_row(b_), *k = node.fields[1].flag_row(b_);
         const bool asked = std::find(q + i0, q + i1, 0) == q + i1;
         return verdict(std::find(q + i0, q + i1, 1) != q + i1 || std::find(k + j0, k + j1, 1) != k + j1, asked);
       }
       case kBlocks: {
+        const uint8_t* table = node.fields[0].flag_row(b_);
+        const int64_t block = node.constant, across = blocks(block);
         bool any = false, all = true;
-        for (int64_t row = i0 / node.block; row <= (i1 - 1) / node.block; ++row)
-          for (int64_t c = j0 / node.block; c <= (j1 - 1) / node.block; ++c) {
-            const bool here = node.table[row * node.key_blocks + c] != 0;
+        for (int64_t row = i0 / block; row <= (i1 - 1) / block; ++row)
+          for (int64_t c = j0 / block; c <= (j1 - 1) / block; ++c) {
+            const bool here = table[row * across + c] != 0;
             any = any || here, all = all && here;
           }
         return verdict(any, all);
@@ -210,27 +233,25 @@ class Mask {
     const MaskNode& node = call_.mask[n];
     switch (node.kind) {
       case kBand: {
-        const int64_t offset = node.offset[b_], low = -node.back, high = node.ahead;
+        const int64_t low = node.fields[0].number(b_), high = node.fields[1].number(b_);
         return fill(i0, i1, j0, j1, width, allowed,
-                    [=](int64_t i, int64_t j) { return j - i - offset >= low && j - i - offset <= high; });
+                    [=](int64_t i, int64_t j) { return j - i >= low && j - i <= high; });
       }
       case kBefore: {
-        const int64_t count = node.count[b_];
+        const int64_t count = node.fields[0].number(b_);
         return fill(i0, i1, j0, j1, width, allowed, [=](int64_t, int64_t j) { return j < count; });
       }
       case kDocuments: {
-        const int64_t* q = node.query_ids.data() + b_ * queries();
-        const int64_t* k = node.key_ids.data() + b_ * keys();
+        const int64_t *q = node.fields[0].row(b_), *k = node.fields[1].row(b_);
         return fill(i0, i1, j0, j1, width, allowed, [=](int64_t i, int64_t j) { return q[i] == k[j]; });
       }
       case kFlags: {
-        const uint8_t* q = node.query_flags.data() + b_ * queries();
-        const uint8_t* k = node.key_flags.data();
+        const uint8_t *q = node.fields[0].flag_row(b_), *k = node.fields[1].flag_row(b_);
         return fill(i0, i1, j0, j1, width, allowed, [=](int64_t i, int64_t j) { return q[i] | k[j]; });
       }
       case kBlocks: {
-        const uint8_t* table = node.table.data();
-        const int64_t block = node.block, across = node.key_blocks;
+        const uint8_t* table = node.fields[0].flag_row(b_);
+        const int64_t block = node.constant, across = blocks(block);
         return fill(i0, i1, j0, j1, width, allowed,
                     [=](int64_t i, int64_t j) { return table[i / block * across + j / block]; });
       }

@@ -92,21 +92,14 @@ NB_MODULE(_native, m) {
                           int64_t col) { new (self) View(view(address, type, batch, head, row, col)); });
 
   nb::class_<MaskNode>(m, "MaskNode")
-      .def(nb::init<>())
-      .def_rw("kind", &MaskNode::kind)
-      .def_rw("left", &MaskNode::left)
-      .def_rw("right", &MaskNode::right)
-      .def_rw("back", &MaskNode::back)
-      .def_rw("ahead", &MaskNode::ahead)
-      .def_rw("block", &MaskNode::block)
-      .def_rw("key_blocks", &MaskNode::key_blocks)
+      .def("__init__", [](MaskNode* self, int kind, int left, int right, int64_t constant) {
+        new (self) MaskNode{kind, left, right, constant, {}, {}};
+      })
       .def_rw("array", &MaskNode::array)
-      .def("set_offset", [](MaskNode& n, Array<int64_t> a) { n.offset = copied(a); })
-      .def("set_count", [](MaskNode& n, Array<int64_t> a) { n.count = copied(a); })
-      .def("set_ids", [](MaskNode& n, Array<int64_t> q, Array<int64_t> k) { n.query_ids = copied(q), n.key_ids = copied(k); })
-      .def("set_flags",
-           [](MaskNode& n, Array<uint8_t> q, Array<uint8_t> k) { n.query_flags = copied(q), n.key_flags = copied(k); })
-      .def("set_table", [](MaskNode& n, Array<uint8_t> t) { n.table = copied(t); });
+      .def("add_number", [](MaskNode& n, int64_t number) { n.fields.push_back(Field{{number}, {}, 0, {1}}); })
+      .def("add_numbers",
+           [](MaskNode& n, Array<int64_t> a, int64_t each) { n.fields.push_back(Field::of(copied(a), each)); })
+      .def("add_flags", [](MaskNode& n, Array<uint8_t> a, int64_t each) { n.fields.push_back(Field::of(copied(a), each)); });
 
   nb::class_<Call> call(m, "Call");
   call.def(nb::init<>())
@@ -129,7 +122,7 @@ NB_MODULE(_native, m) {
       .def_rw("dq", &Call::dq)
       .def_rw("dk", &Call::dk)
       .def_rw("dv", &Call::dv)
-      .def("set_mask", [](Call& c, std::vector<MaskNode> nodes) { c.set_mask(std::move(nodes)); })
+      .def("set_mask", [](Call& c, std::vector<MaskNode> nodes) { c.mask = std::move(nodes); })
       .def("set_bias_array", [](Call& c, const View& array) { c.bias.array = array; })
       .def("set_bias_by_distance",
            [](Call& c, Array<double> table, int64_t length, int64_t centre, Array<int64_t> offset) {

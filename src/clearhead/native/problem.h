@@ -24,21 +24,37 @@ struct View {
   char* at(int64_t b, int64_t h) const { return data + batch[b] + h * head; }
 };
 
-constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 4;
+// Whole numbers or truth values that a mask's node looks at: one row of them for all batch rows, or one for each.
+struct Field {
+  std::vector<int64_t> numbers;
+  std::vector<uint8_t> flags;
+  int64_t each = 0;                // entries of a batch row; 0: all rows share them
+  std::vector<uint8_t> ascending;  // for each row of numbers: they never descend
 
-enum MaskKind : int { kBand, kBefore, kDocuments, kFlags, kBlocks, kArray, kAnd, kOr, kNot };
+  static Field of(std::vector<int64_t> numbers, int64_t each) {
+    Field field{std::move(numbers), {}, each, {}};
+    const int64_t all = int64_t(field.numbers.size()), length = each ? each : all;
+    for (int64_t at = 0; at < all; at += length) {
+      const auto row = field.numbers.begin() + at;
+      field.ascending.push_back(std::is_sorted(row, row + length));
+    }
+    return field;
+  }
+  static Field of(std::vector<uint8_t> flags, int64_t each) { return {{}, std::move(flags), each, {}}; }
 
-// One node of a mask. Leaves look at positions; `kAnd`, `kOr` and `kNot` at nodes before them. The last node is the root.
+  int64_t number(int64_t b) const { return numbers[b * each]; }
+  const int64_t* row(int64_t b) const { return numbers.data() + b * each; }
+  const uint8_t* flag_row(int64_t b) const { return flags.data() + b * each; }
+  bool ascends(int64_t b) const { return ascending.empty() || ascending[each ? b : 0]; }  // none descend without numbers
+};
+
+// One node of a mask, of a kind that `mask.h` knows. Leaves look at their fields or array, others at the nodes `left` and
+// `right`, which come before them. The last node is the root.
 struct MaskNode {
-  int kind = kBand;
+  int kind = 0;
   int left = -1, right = -1;
-  int64_t back = kNoLimit, ahead = kNoLimit;     // band: −back ≤ key − query − offset ≤ ahead
-  std::vector<int64_t> offset, count;            // one for each batch row
-  std::vector<int64_t> query_ids, key_ids;       // documents (batch, T) and (batch, S)
-  std::vector<uint8_t> ascending;                // for each batch row: its key_ids never descend
-  std::vector<uint8_t> query_flags, key_flags;   // global tokens (batch, T) and (S)
-  std::vector<uint8_t> table;                    // blocks: (query blocks, key blocks)
-  int64_t block = 1, key_blocks = 0;
+  int64_t constant = 0;
+  std::vector<Field> fields;
   View array;
 };
 
@@ -92,14 +108,6 @@ struct Call {
   bool interruptible = false; // the thread that calls hears signals
   mutable Stop stop;
 
-  void set_mask(std::vector<MaskNode> nodes) {
-    mask = std::move(nodes);
-    for (MaskNode& node : mask)
-      for (int64_t b = 0; node.kind == kDocuments && b < batch; ++b) {
-        const auto ids = node.key_ids.begin() + b * keys;
-        node.ascending.push_back(std::is_sorted(ids, ids + keys));
-      }
-  }
   void uses(int64_t now) const { bytes = now > bytes ? now : bytes; }
   int64_t group() const { return key_heads ? heads / key_heads : 0; }
   int64_t row_of(int64_t b, int64_t h) const { return (b * heads + h) * queries; }

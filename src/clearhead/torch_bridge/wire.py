@@ -7,16 +7,19 @@ that PyTorch's compiler can follow it: the text becomes part of the graph, tenso
 from __future__ import annotations
 
 import json
+import re
 import sys
+from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import Array, is_traced, to_numpy
+from clearhead.core.admit import admit
+from clearhead.core.arrays import Array, dtype_name, is_traced, settled, to_numpy
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Alignment, whole_numbers
-from clearhead.core.mask import Both, Either, Mask, Not, Where, as_mask
-from clearhead.core.masks import Band, Before, Documents, GlobalTokens, RandomBlocks
+from clearhead.core.mask import Mask
 from clearhead.core.positions import Added, Alibi, Bias, Relative
 
 
@@ -54,30 +57,33 @@ def pack_mask(mask: Mask, arrays: list[Array], numbers: list[int]) -> str:
     >>> pack_mask(causal() & ~window(128), [], numbers), numbers
     ('["and",["band",null,0,"end"],["not",["band",1,2,"end"]]]', [0, 128, 0])
     """
-    if isinstance(mask, Both | Either):
-        name = "and" if isinstance(mask, Both) else "or"
-        left = pack_mask(mask.left, arrays, numbers)
-        return f'["{name}",{left},{pack_mask(mask.right, arrays, numbers)}]'
-    if isinstance(mask, Not):
-        return f'["not",{pack_mask(mask.mask, arrays, numbers)}]'
-    if isinstance(mask, Where):
-        return f'["where",{put(mask.array, arrays)}]'
-    if isinstance(mask, Band):
-        back = "null" if mask.back is None else count(mask.back, numbers)
-        ahead = "null" if mask.ahead is None else count(mask.ahead, numbers)
-        return f'["band",{back},{ahead},{pack_alignment(mask.alignment, arrays)}]'
-    if isinstance(mask, Before):
-        return f'["before","{mask.name}",{put(mask.count, arrays)}]'
-    if isinstance(mask, Documents):
-        keys = put(mask.keys, arrays)
-        return f'["documents",{keys},{"null" if mask.queries is None else put(mask.queries, arrays)}]'
-    if isinstance(mask, GlobalTokens):
-        indices = put(mask.indices, arrays)
-        return f'["global",{indices},{pack_alignment(mask.alignment, arrays)}]'
-    if isinstance(mask, RandomBlocks):
-        block, many, seed = count(mask.block, numbers), count(mask.count, numbers), count(mask.seed, numbers)
-        return f'["random",{block},{many},{seed}]'
-    raise ArgumentError(
+    names = getattr(mask, "__dataclass_fields__", None)
+    if names is None:
+        raise cannot_be_traced(mask)
+    parts = "".join([f",{pack_field(getattr(mask, name), mask, arrays, numbers)}" for name in names])
+    return f'["{mask.wire}"{parts}]'
+
+
+def pack_field(value: Any, mask: Mask, arrays: list[Array], numbers: list[int]) -> str:
+    """What a mask is made of: masks as text, words and what is absent as they are, the rest as places in the lists."""
+    if value is None:
+        return "null"
+    if isinstance(value, Mask):
+        return pack_mask(value, arrays, numbers)
+    if isinstance(value, Alignment):
+        return pack_alignment(value, arrays)
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, int):
+        return count(value, numbers)
+    if not hasattr(value, "dtype"):
+        raise cannot_be_traced(mask)
+    return put(value, arrays)
+
+
+def cannot_be_traced(mask: Mask) -> ArgumentError:
+    """What is said of a mask that is more than its fields."""
+    return ArgumentError(
         "mask", f"is a {type(mask).__name__}, which cannot be traced; where(mask.dense(queries, keys)) can"
     )
 
@@ -106,35 +112,41 @@ def unpack_alignment(form: Any, arrays: list[Array]) -> Alignment:
 def unpack_mask(text: str, arrays: list[Array], numbers: list[int]) -> Mask:
     """The mask that was packed."""
 
-    def number(place: int | None) -> int | None:
-        return None if place is None else numbers[place]
-
-    def whole(place: int, argument: str) -> Array:
-        return whole_numbers(argument, arrays[place])
-
     def read(form: list[Any]) -> Mask:
-        match form:
-            case "and", left, right:
-                return Both(read(left), read(right))
-            case "or", left, right:
-                return Either(read(left), read(right))
-            case "not", inner:
-                return Not(read(inner))
-            case "where", place:
-                return as_mask("mask", arrays[place])
-            case "band", back, ahead, alignment:
-                return Band(number(back), number(ahead), unpack_alignment(alignment, arrays))
-            case "before", name, place:
-                return Before(name, whole(place, name))
-            case "documents", keys, queries:
-                return Documents(whole(keys, "documents"), None if queries is None else whole(queries, "queries"))
-            case "global", indices, alignment:
-                return GlobalTokens(whole(indices, "indices"), unpack_alignment(alignment, arrays))
-            case "random", block, many, seed:
-                return RandomBlocks(numbers[block], numbers[many], numbers[seed])
-        raise ArgumentError("mask", f"has the wire form {form!r}, which nothing writes")
+        name, *parts = form
+        kind: Any = Mask.by_wire.get(name)
+        if kind is None:
+            raise ArgumentError("mask", f"has the wire form {form!r}, which nothing writes")
+        read_as = declared(kind)
+        mask: Mask = kind(**{name: value(part, read_as[name]) for name, part in zip(read_as, parts, strict=True)})
+        return mask
+
+    def value(part: Any, words: frozenset[str]) -> Any:
+        if part is None:
+            return None
+        if isinstance(part, list):
+            return read(part)
+        if "Alignment" in words:
+            return unpack_alignment(part, arrays)
+        if isinstance(part, str):
+            return part
+        if "int" in words:
+            return numbers[part]
+        array = arrays[part]
+        return settled(admit("mask", array)) if dtype_name(array) == "bool" else whole_numbers("mask", array)
 
     return read(json.loads(text))
+
+
+@cache
+def declared(kind: Any) -> dict[str, frozenset[str]]:
+    """The fields of a class of masks, and the words of their types.
+
+    >>> from clearhead.core.masks import Band
+    >>> {name: sorted(words) for name, words in declared(Band).items()}
+    {'back': ['None', 'int'], 'ahead': ['None', 'int'], 'alignment': ['Alignment']}
+    """
+    return {field.name: frozenset(re.findall(r"\w+", str(field.type))) for field in fields(kind)}
 
 
 def unpack_bias(text: str, arrays: list[Array], numbers: list[int], learned: Array | None) -> Bias:

@@ -1,4 +1,4 @@
-"""Calls of one kind: they differ in nothing but the numbers in q, k and v, and what is prepared for one serves all."""
+"""Cache keys: calls of one key differ in nothing but the numbers in q, k and v; what is prepared for one serves all."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.arrays import Array, is_torch
-from clearhead.core.grid import Alignment
-from clearhead.core.mask import Both, Either, Mask, Not
-from clearhead.core.masks import Band, Before, Documents, GlobalTokens, RandomBlocks
+from clearhead.core.grid import Alignment, Grid
+from clearhead.core.mask import Mask
 from clearhead.core.positions import Alibi
 from clearhead.core.problem import Problem
 from clearhead.kernels.gpu import tuning
 
 SMALL = 4096  # bytes of an array that are compared as a part of the key
-MOST = 128  # kinds that are remembered
+MOST = 128  # keys that are remembered
+PLAIN = frozenset((int, str, bool, type(None)))  # are compared as they are
 
 
 class Unlike(Exception):
     """Raised for what may differ without a sign: arrays on a device, or of a class that is not known here."""
 
 
-class Kind:
+class CacheKey:
     """What prepared things depend on: a key, and the arrays of masks that are too large to be a part of it.
 
     A mask with large arrays is in the key by its identity, and known by a weak reference alone. Its arrays may share
@@ -34,6 +34,7 @@ class Kind:
     def __init__(self, problem: Problem) -> None:
         self.owners: list[weakref.ref[Mask]] = []
         self.arrays: list[np.ndarray] = []
+        self.numbers_alone = True  # the mask has no arrays
         q, k, v, sinks = problem.q, problem.k, problem.v, problem.sinks
         if problem.dropout is not None or not (sinks is None or is_torch(sinks)):
             raise Unlike
@@ -53,7 +54,7 @@ class Kind:
         Such problems are prepared alike: their tensors are taken as they are or not, and can be fetched by the copy
         engine or not, as a stride or a size of 1 decides that. None where a mask or bias has more to it than numbers.
         """
-        if problem.bias is not None or not by_place(problem.mask):
+        if problem.bias is not None or not self.numbers_alone or not is_span(problem.mask, problem.grid):
             return None
         shapes, strides = self.key[:3], self.key[3:6]
         return (
@@ -64,38 +65,31 @@ class Kind:
         )
 
     def of_mask(self, mask: Mask) -> Any:
-        """A mask's part of the key."""
-        if isinstance(mask, Band):
-            return (Band, mask.back, mask.ahead, self.of_alignment(mask.alignment, mask))
-        if isinstance(mask, Before):
-            return (Before, self.of_array(mask.count, mask))
-        if isinstance(mask, Documents):
-            queries = None if mask.queries is None else self.of_array(mask.queries, mask)
-            return (Documents, self.of_array(mask.keys, mask), queries)
-        if isinstance(mask, GlobalTokens):
-            return (GlobalTokens, self.of_array(mask.indices, mask), self.of_alignment(mask.alignment, mask))
-        if isinstance(mask, RandomBlocks):
-            return (RandomBlocks, mask.block, mask.count, mask.seed)
-        if isinstance(mask, Both | Either):
-            return (type(mask), self.of_mask(mask.left), self.of_mask(mask.right))
-        if isinstance(mask, Not):
-            return (Not, self.of_mask(mask.mask))
-        raise Unlike
+        """A mask's part of the key: its class and its fields, which say it all."""
+        kind, fields = type(mask), mask.__dict__
+        if len(fields) != len(getattr(kind, "__dataclass_fields__", ())):
+            raise Unlike
+        return (kind, *[v if type(v) in PLAIN else self.of_field(v, mask) for v in fields.values()])
+
+    def of_field(self, value: Any, owner: Any) -> Any:
+        """The part of one field."""
+        if type(value) is Alignment:
+            return value.align if value.given is None else self.of_array(value.given, owner)
+        return self.of_mask(value) if isinstance(value, Mask) else self.of_array(value, owner)
 
     def of_bias(self, bias: Any) -> Any:
         """A bias's part of the key."""
         if not isinstance(bias, Alibi):
             raise Unlike
-        return (Alibi, self.of_array(bias.slopes, bias), self.of_alignment(bias.alignment, bias))
-
-    def of_alignment(self, alignment: Alignment, owner: Any) -> Any:
-        """An alignment's part of the key."""
-        return alignment.align if alignment.given is None else self.of_array(alignment.given, owner)
+        return (Alibi, self.of_array(bias.slopes, bias), self.of_field(bias.alignment, bias))
 
     def of_array(self, array: Array, owner: Any) -> Any:
         """An array's part of the key: its numbers, or where they are many, who holds it."""
         if not isinstance(array, np.ndarray):
             raise Unlike
+        if array.dtype == bool and array.ndim > 1:  # one for each pair: too many to keep copies of
+            raise Unlike
+        self.numbers_alone = False
         if array.nbytes <= SMALL:
             return (array.shape, array.dtype.char, array.tobytes())
         self.owners.append(weakref.ref(owner))
@@ -103,25 +97,26 @@ class Kind:
         return self.owners[-1]
 
 
-def kind_of(problem: Problem) -> Kind | None:
-    """The kind of a problem, found once for all who ask; None where it has none."""
-    if "kind" not in problem.found:
+def cache_key_of(problem: Problem) -> CacheKey | None:
+    """The cache key of a problem, found once for all who ask; None where it has none."""
+    if "cache key" not in problem.found:
         try:
-            problem.found["kind"] = Kind(problem)
+            problem.found["cache key"] = CacheKey(problem)
         except Unlike:
-            problem.found["kind"] = None
-    kind: Kind | None = problem.found["kind"]
-    return kind
+            problem.found["cache key"] = None
+    key: CacheKey | None = problem.found["cache key"]
+    return key
 
 
-def by_place(mask: Mask | None) -> bool:
-    """True for a mask that says with numbers alone how far a query sees from its place."""
-    if isinstance(mask, Both):
-        return by_place(mask.left) and by_place(mask.right)
-    return mask is None or (isinstance(mask, Band) and mask.alignment.given is None)
+def is_span(mask: Mask | None, grid: Grid) -> bool:
+    """True for a mask that says with a few numbers how far a query sees from its place."""
+    if mask is None:
+        return True
+    span = mask.lower(grid).span(grid.keys)
+    return span is not None and all(isinstance(limit, int) for limit in span)
 
 
-class Latest(OrderedDict[Any, Any]):
+class LeastRecentlyUsed(OrderedDict[Any, Any]):
     """A table of what was asked for last: the rest makes way, so that what comes once does not drive out the usual."""
 
     def asked(self, key: Any) -> Any:
@@ -141,27 +136,31 @@ class Latest(OrderedDict[Any, Any]):
         return self.popitem(last=False)[0] if len(self) > MOST else None
 
 
-class Remembered:
-    """Something for each of the last kinds; forgotten with a mask that it is for, or when that was written to."""
+class Cache:
+    """Something for each of the last cache keys; forgotten with a mask that it is for, or when that was written to."""
 
     def __init__(self) -> None:
-        self.known = Latest()  # (copies of a mask's arrays, something)
+        self.known = LeastRecentlyUsed()  # (copies of a mask's arrays, something)
         self.owners: dict[Any, list[weakref.ref[Mask]]] = {}  # of those that go with a mask
 
-    def get(self, kind: Kind) -> Any:
-        """What was kept for calls of this kind; None where there is nothing, or arrays of its mask have changed."""
-        found = self.known.asked(kind.key)
-        if found is None or (kind.arrays and not all(map(np.array_equal, kind.arrays, found[0]))):
+    def get(self, key: CacheKey) -> Any:
+        """What was kept for calls of this key; None where there is nothing, or arrays of its mask have changed."""
+        found = self.known.asked(key.key)
+        if found is None or (key.arrays and not all(map(np.array_equal, key.arrays, found[0]))):
             return None
         return found[1]
 
-    def keep(self, kind: Kind, thing: Any) -> None:
-        """Keep something for all calls of this kind."""
-        for key, owners in list(self.owners.items()):
+    def keep(self, key: CacheKey, thing: Any) -> None:
+        """Keep something for all calls of this key."""
+        for known, owners in list(self.owners.items()):
             if any(owner() is None for owner in owners):
-                self.known.pop(key, None)
-                self.owners.pop(key, None)
-        gone = self.known.keep(kind.key, ([array.copy() for array in kind.arrays], thing))
+                self.known.pop(known, None)
+                self.owners.pop(known, None)
+        gone = self.known.keep(key.key, ([array.copy() for array in key.arrays], thing))
         self.owners.pop(gone, None)
-        if kind.owners:
-            self.owners[kind.key] = kind.owners
+        if key.owners:
+            self.owners[key.key] = key.owners
+
+
+# names that files of the kernels still have
+Kind, Latest, Remembered, kind_of = CacheKey, LeastRecentlyUsed, Cache, cache_key_of

@@ -19,7 +19,7 @@ from clearhead.core.positions import Added, Alibi, Relative, distances
 from clearhead.core.problem import Problem
 from clearhead.kernels.gpu import device, tuning
 from clearhead.kernels.gpu import masks as spans
-from clearhead.kernels.gpu.cache_key import Latest, Remembered, kind_of
+from clearhead.kernels.gpu.cache_key import Cache, LeastRecentlyUsed, cache_key_of
 from clearhead.kernels.gpu.compiling import compiled_ahead
 from clearhead.kernels.gpu.device import Form, Lists, Scoring
 from clearhead.kernels.gpu.launcher import Launches, hooked
@@ -93,15 +93,15 @@ class Call:
     @classmethod
     def of(cls, problem: Problem) -> Call:
         """A problem's call, made from the last one of its kind where there was one."""
-        kind = kind_of(problem)
-        if kind is None:
+        key = cache_key_of(problem)
+        if key is None:
             return cls(problem)
-        last = _calls.get(kind)
+        last = _calls.get(key)
         if last is not None:
             if spans.capturing(problem.q.device):
                 _captured.append(last)
             return cls.again(problem, last)
-        family = kind.family(problem)
+        family = key.family(problem)
         relative = None if family is None else _families.asked(family)
         if relative is None:
             call = cls(problem)
@@ -111,7 +111,7 @@ class Call:
         else:
             last = resized(relative, problem)
             call = cls.again(problem, last)
-        _calls.keep(kind, last)
+        _calls.keep(key, last)
         if spans.capturing(problem.q.device):
             _captured.append(last)
         return call
@@ -326,13 +326,13 @@ def resized(relative: dict[str, Any], problem: Problem) -> dict[str, Any]:
 _fitted: dict[Any, Blocks] = {}
 
 # what a call of each kind is made of, but for its arrays
-_calls = Remembered()
+_calls = Cache()
 
 # the same where a CUDA graph was captured, which knows masks and lists by their addresses and may be replayed any time
 _captured: list[dict[str, Any]] = []
 
 # the same for each family, of calls that take tensors as they are given
-_families = Latest()
+_families = LeastRecentlyUsed()
 
 
 @cache

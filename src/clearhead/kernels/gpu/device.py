@@ -14,12 +14,14 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from clearhead.core.lowered import Kind
+
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
-# nodes of a mask in postfix order: (kind, number of its first array, what else)
-BAND, BEFORE, DOCUMENTS, FLAGS, BLOCKS, ARRAY, AND, OR, NOT = map(tl.constexpr, range(9))
+# nodes of a mask in postfix order: (kind, number of its first array, 1 if batch rows differ, constant)
+BAND, BEFORE, DOCUMENTS, FLAGS, BLOCKS, ARRAY, AND, OR, NOT = map(tl.constexpr, map(int, Kind))
 # biases
 NONE, ADDED, ALIBI, TABLE = map(tl.constexpr, range(4))
 
@@ -173,11 +175,12 @@ def allowed_by_program(mask, rows, columns, head, batch, T, S, form: tl.constexp
             elif form.program[i][0] == FLAGS:
                 queries = mask[form.program[i][1]] + batch * form.program[i][2] * T
                 mine = tl.load(queries + rows, mask=inside_rows, other=0).to(tl.int32)
-                theirs = tl.load(mask[form.program[i][1] + 1] + columns, mask=inside_columns, other=0).to(tl.int32)
+                keys = mask[form.program[i][1] + 1] + batch * form.program[i][2] * S
+                theirs = tl.load(keys + columns, mask=inside_columns, other=0).to(tl.int32)
                 leaf = mine | theirs
             elif form.program[i][0] == BLOCKS:
-                across = (S + form.program[i][2] - 1) // form.program[i][2]
-                place = (rows // form.program[i][2]) * across + columns // form.program[i][2]
+                across = (S + form.program[i][3] - 1) // form.program[i][3]
+                place = (rows // form.program[i][3]) * across + columns // form.program[i][3]
                 table = mask[form.program[i][1]]
                 leaf = tl.load(table + place, mask=inside_rows & inside_columns, other=0).to(tl.int32)
             else:

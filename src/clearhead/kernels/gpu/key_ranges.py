@@ -1,52 +1,54 @@
-"""Masks that let each query see one run of keys, said so: the first key of each query, and the one after the last."""
+"""Masks that let each query see one range of keys, said so: each query's first key, and the one after its last."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from clearhead.core.grid import Grid, by_batch
-from clearhead.core.mask import Both, Either, Mask, Not
-from clearhead.core.masks import Band, Before, Documents
-from clearhead.kernels.gpu.masks import flat
+from clearhead.core.grid import Grid
+from clearhead.core.lowered import AndNode, BandNode, BeforeNode, DocumentsNode, Node, NotNode, OrNode
+from clearhead.core.mask import Mask
 
-Runs = tuple[np.ndarray, np.ndarray]  # starts and stops, (1 or batch, queries) each; a query sees keys start … stop − 1
+# starts and stops, (1 or batch, queries) each; a query sees keys start … stop − 1
+KeyRanges = tuple[np.ndarray, np.ndarray]
 
 
-def runs(mask: Mask | None, grid: Grid) -> Runs | None:
-    """The run of keys that each query sees, start ≥ stop where it sees nothing; None where keys are not in one run."""
+def key_ranges(mask: Mask | None, grid: Grid) -> KeyRanges | None:
+    """The range of keys that each query sees, start ≥ stop where it sees nothing; None where there is more than one."""
     if mask is None:
         return np.zeros((1, grid.queries), np.int64), np.full((1, grid.queries), grid.keys)
-    if isinstance(mask, Band):
-        place = np.arange(grid.queries) + np.reshape(flat(mask.alignment.offset(grid), grid), (-1, 1))
-        start = np.zeros_like(place) if mask.back is None else np.clip(place - mask.back, 0, grid.keys)
-        stop = np.full_like(place, grid.keys) if mask.ahead is None else np.clip(place + mask.ahead + 1, 0, grid.keys)
+    return _of_node(mask.lower(grid), grid)
+
+
+def _of_node(node: Node, grid: Grid) -> KeyRanges | None:
+    if isinstance(node, BandNode):
+        query = np.arange(grid.queries)
+        places = (query + np.reshape(limit, (-1, 1)) for limit in (node.low, np.add(node.high, 1)))
+        start, stop = np.broadcast_arrays(*(np.clip(place, 0, grid.keys) for place in places))
         return start, stop
-    if isinstance(mask, Before):
-        count = np.reshape(flat(by_batch(mask.name, mask.count, grid), grid), (-1, 1))
-        stop = np.clip(count, 0, grid.keys) + np.zeros(grid.queries, np.int64)
+    if isinstance(node, BeforeNode):
+        stop = np.clip(np.reshape(node.count, (-1, 1)), 0, grid.keys) + np.zeros(grid.queries, np.int64)
         return np.zeros_like(stop), stop
-    if isinstance(mask, Documents):
-        return _of_documents(*mask.ids(grid), grid)
-    if isinstance(mask, Not):
-        inner = runs(mask.mask, grid)
+    if isinstance(node, DocumentsNode):
+        return _of_documents(node.queries, node.keys)
+    if isinstance(node, NotNode):
+        inner = _of_node(node.inner, grid)
         return None if inner is None else _outside(*inner, grid.keys)
-    if isinstance(mask, Both | Either):
-        left, right = runs(mask.left, grid), runs(mask.right, grid)
+    if isinstance(node, AndNode | OrNode):
+        left, right = _of_node(node.left, grid), _of_node(node.right, grid)
         if left is None or right is None:
             return None
-        if isinstance(mask, Both):
+        if isinstance(node, AndNode):
             return np.maximum(left[0], right[0]), np.minimum(left[1], right[1])
         return _either(left, right)
     return None
 
 
-def _of_documents(queries: object, keys: object, grid: Grid) -> Runs | None:
-    """Each id must be in one run of keys, as ids are that grow along the sequence."""
-    if not (isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray) and keys.size and queries.size):
+def _of_documents(queries: np.ndarray, keys: np.ndarray) -> KeyRanges | None:
+    """Each id must be in one range of keys, as ids are that grow along the sequence."""
+    if not (keys.size and queries.size):
         return None
-    if queries.ndim > 1 or keys.ndim > 1:
-        queries, keys = (np.broadcast_to(a, (*grid.batch, a.shape[-1])) for a in (queries, keys))
-    queries, keys = queries.reshape(-1, grid.queries), keys.reshape(-1, grid.keys)
+    batch, count = max(len(queries), len(keys)), keys.shape[1]
+    queries, keys = (np.broadcast_to(a, (batch, a.shape[1])) for a in (queries, keys))
     low, many = int(keys.min()), int(keys.max()) - int(keys.min()) + 1
     if many * len(keys) >= 2**62:
         return None
@@ -59,20 +61,20 @@ def _of_documents(queries: object, keys: object, grid: Grid) -> Runs | None:
     known = (queries >= low) & (queries < low + many)
     _, repeated, wanted = _lengths(np.where(known, queries - low + row * many, -1 - row))
     found = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    start = place[found] % grid.keys
+    start = place[found] % count
     stop = np.where(ids[found] == wanted, start + length[found], 0)  # an id that no key has
     return tuple(np.repeat(a, repeated).reshape(queries.shape) for a in (start, stop))  # type: ignore[return-value]  # of two
 
 
 def _lengths(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Runs of one id: where each starts, how long it is, and the id."""
+    """Ranges of one id: where each starts, how long it is, and the id."""
     ids = ids.reshape(-1)
     place = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
     return place, np.diff(place, append=ids.size), ids[place]
 
 
-def _outside(start: np.ndarray, stop: np.ndarray, keys: int) -> Runs | None:
-    """All other keys, where they are one run."""
+def _outside(start: np.ndarray, stop: np.ndarray, keys: int) -> KeyRanges | None:
+    """All other keys, where they are one range."""
     start = np.where(start >= stop, keys, start)
     stop = np.where(start >= stop, keys, stop)
     if ((start > 0) & (stop < keys)).any():
@@ -80,8 +82,8 @@ def _outside(start: np.ndarray, stop: np.ndarray, keys: int) -> Runs | None:
     return np.where(start > 0, 0, stop), np.where(start > 0, start, keys)
 
 
-def _either(left: Runs, right: Runs) -> Runs | None:
-    """Keys of one or the other, where they are one run."""
+def _either(left: KeyRanges, right: KeyRanges) -> KeyRanges | None:
+    """Keys of one or the other, where they are one range."""
     (a, b), (c, d) = np.broadcast_arrays(*left), np.broadcast_arrays(*right)
     first, second = a >= b, c >= d  # nothing
     if (~first & ~second & ((a > d) | (c > b))).any():
@@ -89,3 +91,6 @@ def _either(left: Runs, right: Runs) -> Runs | None:
     return np.where(first, c, np.where(second, a, np.minimum(a, c))), np.where(
         first, d, np.where(second, b, np.maximum(b, d))
     )
+
+
+runs = key_ranges  # a name that files of the kernels still have

@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from clearhead.core.arrays import Array, to_numpy
-from clearhead.core.grid import Grid, by_batch
-from clearhead.core.mask import Both, Either, Mask, Not, Where
-from clearhead.core.masks import Band, Before, Documents, GlobalTokens, RandomBlocks
-from clearhead.kernels.gpu import device
+from clearhead.core.grid import Grid
+from clearhead.core.lowered import Node, Numbers
+from clearhead.core.mask import Mask
 from clearhead.kernels.gpu.device import Lists, Span
 from clearhead.kernels.gpu.tile_lists_kernel import tile_states
 from clearhead.kernels.gpu.tuning import cdiv
 
 FAR = 2**30  # no limit: more than any position, and twice that still fits 32 bits
+DEEPEST = 31  # the answers of a mask's parts wait in the bits of one number
+Limits: TypeAlias = tuple[Numbers, Numbers, Numbers]
 
 
 @dataclass
@@ -39,47 +40,41 @@ def prepare(mask: Mask | None, grid: Grid, on: torch.device) -> Prepared:
     """What the kernels are given for a mask."""
     if mask is None:
         return _from_span((-FAR, FAR, grid.keys), grid, on)
-    limits = as_span(mask, grid)
+    root = mask.lower(grid)
+    limits = _limits(root, grid)
     if limits is not None:
         return _from_span(limits, grid, on)
-    return _from_tree(mask, grid, on)
+    return _from_tree(root if depth(root) <= DEEPEST else Mask.lower(mask, grid), grid, on)
 
 
-def as_span(mask: Mask, grid: Grid) -> tuple[Array, Array, Array] | None:
+def as_span(mask: Mask, grid: Grid) -> Limits | None:
     """(low, high, count): query i sees keys i + low … i + high below count. None where that does not say it all."""
-    if isinstance(mask, Band):
-        given = mask.alignment.given is not None
-        offset = flat(mask.alignment.offset(grid), grid) if given else mask.alignment.aligned(grid)
-        low = -FAR if mask.back is None else larger(offset - mask.back, -FAR)
-        return low, FAR if mask.ahead is None else smaller(offset + mask.ahead, FAR), grid.keys
-    if isinstance(mask, Before):
-        count = flat(by_batch(mask.name, mask.count, grid), grid)
-        return -FAR, FAR, smaller(larger(count, 0), grid.keys)
-    if isinstance(mask, Both):
-        left, right = as_span(mask.left, grid), as_span(mask.right, grid)
-        if left is not None and right is not None:
-            return larger(left[0], right[0]), smaller(left[1], right[1]), smaller(left[2], right[2])
-    return None
+    return _limits(mask.lower(grid), grid)
 
 
-def larger(a: Array, b: Array) -> Array:
-    """The larger ones; a number of two numbers, in a tenth of the time that NumPy takes."""
-    return max(a, b) if isinstance(a, int) and isinstance(b, int) else np.maximum(a, b)
+def _limits(root: Node, grid: Grid) -> Limits | None:
+    span = root.span(grid.keys)
+    return None if span is None else (within(span[0]), within(span[1]), span[2])
 
 
-def smaller(a: Array, b: Array) -> Array:
-    """The smaller ones, in the same way."""
-    return min(a, b) if isinstance(a, int) and isinstance(b, int) else np.minimum(a, b)
+def within(numbers: Numbers) -> Numbers:
+    """Numbers as kernels add them up: no limit is FAR."""
+    return max(-FAR, min(numbers, FAR)) if isinstance(numbers, int) else np.clip(numbers, -FAR, FAR)
 
 
-def flat(values: np.ndarray, grid: Grid) -> Array:
+def depth(root: Node) -> int:
+    """How many answers of parts wait at once while a mask is evaluated, left before right."""
+    return max((depth(part) + place for place, part in enumerate(root.parts)), default=1)
+
+
+def flat(values: np.ndarray, grid: Grid) -> Numbers:
     """One number, or one for each batch row in one axis."""
     if values.ndim == 0:
         return max(-FAR, min(int(values), FAR))
     return np.clip(np.broadcast_to(values[..., 0, 0, 0], grid.batch).reshape(-1), -FAR, FAR)
 
 
-def _from_span(limits: tuple[Array, Array, Array], grid: Grid, on: torch.device) -> Prepared:
+def _from_span(limits: Limits, grid: Grid, on: torch.device) -> Prepared:
     low, high, count = limits
     if isinstance(low, int) and isinstance(high, int) and isinstance(count, int):
         nothing = _nothing(on)
@@ -99,63 +94,39 @@ def upload(array: np.ndarray, on: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.array(array, order="C")).to(on)
 
 
-def _from_tree(mask: Mask, grid: Grid, on: torch.device) -> Prepared:
+def _from_tree(root: Node, grid: Grid, on: torch.device) -> Prepared:
     nodes: list[tuple[int, ...]] = []
     arrays: list[Any] = []
     prepared = Prepared(Span(-FAR, FAR, grid.keys, _nothing(on)))
 
-    def add(part: Mask) -> None:
-        if isinstance(part, Both | Either):
-            add(part.left)
-            add(part.right)
-            nodes.append((device.AND.value if isinstance(part, Both) else device.OR.value, 0, 0))
-        elif isinstance(part, Not):
-            add(part.mask)
-            nodes.append((device.NOT.value, 0, 0))
-        else:
-            kind, more, parts = leaf(part, grid, on)
-            if kind == device.ARRAY.value:
-                prepared.by_batch |= parts[0].shape[0] > 1
-                prepared.by_head |= parts[0].shape[1] > 1
-                strides = [0 if n == 1 else s for n, s in zip(parts[0].shape, parts[0].stride(), strict=True)]
-                parts = [parts[0], *strides]
-            elif kind != device.BLOCKS.value:
-                prepared.by_batch |= bool(more)
-            nodes.append((kind, len(arrays), more))
-            arrays.extend(parts)
+    def add(node: Node) -> None:
+        for part in node.parts:
+            add(part)
+        parts, by_row = uploaded(node, grid, on)
+        prepared.by_batch |= by_row
+        array = node.array()
+        if array is not None:
+            pairs = four_axes(array, grid, on)
+            prepared.by_batch |= pairs.shape[0] > 1
+            prepared.by_head |= pairs.shape[1] > 1
+            parts += [pairs, *(0 if n == 1 else s for n, s in zip(pairs.shape, pairs.stride(), strict=True))]
+        nodes.append((int(node.kind), len(arrays) if parts else 0, int(by_row), node.constant))
+        arrays.extend(parts)
 
-    add(mask)
+    add(root)
     prepared.program, prepared.arrays = tuple(nodes), tuple(arrays)
     return prepared
 
 
-def leaf(part: Mask, grid: Grid, on: torch.device) -> tuple[int, int, list[Any]]:
-    """A mask without parts: its kind, 1 if it differs by batch row (or a block's size), and its arrays."""
-    span = as_span(part, grid)
-    if isinstance(part, Band) and span is not None:
-        limits = np.stack(np.broadcast_arrays(span[0], span[1]), axis=-1).astype(np.int32)
-        return device.BAND.value, int(limits.ndim > 1), [upload(limits, on)]
-    if isinstance(part, Before) and span is not None:
-        return device.BEFORE.value, int(np.ndim(span[2]) > 0), [upload(np.asarray(span[2], np.int32), on)]
-    if isinstance(part, Documents):
-        ids = part.ids(grid)
-        _, numbered = np.unique(np.concatenate([a.reshape(-1) for a in ids]), return_inverse=True)  # fit 32 bits
-        queries, keys = np.split(numbered.astype(np.int32).reshape(-1), [ids[0].size])
-        queries, keys = queries.reshape(ids[0].shape), keys.reshape(ids[1].shape)
-        by_row = queries.ndim > 1 or keys.ndim > 1
-        if by_row:
-            queries, keys = (np.broadcast_to(a, (*grid.batch, a.shape[-1])) for a in (queries, keys))
-        return device.DOCUMENTS.value, int(by_row), [upload(queries, on), upload(keys, on)]
-    if isinstance(part, GlobalTokens):
-        offset = flat(part.alignment.offset(grid), grid)
-        places = np.arange(grid.queries) + (offset if np.ndim(offset) == 0 else np.asarray(offset)[:, None])
-        flags = [np.isin(a, part.indices).astype(np.uint8) for a in (places, np.arange(grid.keys))]
-        return device.FLAGS.value, int(places.ndim > 1), [upload(a, on) for a in flags]
-    if isinstance(part, RandomBlocks):
-        table = part.table(range(grid.queries), grid)
-        return device.BLOCKS.value, part.block, [upload(table.astype(np.uint8), on)]
-    array = part.array if isinstance(part, Where) else part.tile(range(grid.queries), range(grid.keys), grid)
-    return device.ARRAY.value, 0, [four_axes(np.full((1, 1), array) if isinstance(array, bool) else array, grid, on)]
+def uploaded(node: Node, grid: Grid, on: torch.device) -> tuple[list[Any], bool]:
+    """A node's numbers as one array and its rows as one each, on the device; and whether batch rows have their own."""
+    found = list(node.narrow())
+    if node.numbers:
+        found.insert(0, np.stack(np.broadcast_arrays(*map(within, node.numbers)), axis=-1).astype(np.int32))
+    by_row = any(a.ndim > 1 and len(a) != 1 for a in found)
+    if by_row:
+        found = [np.broadcast_to(a, (math.prod(grid.batch), a.shape[-1])) for a in found]
+    return [upload(a, on) for a in found], by_row
 
 
 def four_axes(array: Array, grid: Grid, on: torch.device) -> torch.Tensor:

@@ -13,7 +13,7 @@ from clearhead.core.positions import Alibi
 from clearhead.core.problem import Problem
 from clearhead.kernels.gpu import tuning
 from clearhead.kernels.gpu.available import beyond, installed, no_gpu
-from clearhead.kernels.gpu.cache_key import Remembered, kind_of
+from clearhead.kernels.gpu.cache_key import Cache, cache_key_of
 
 TYPES = ("float16", "bfloat16")
 HEAD_DIMS = (64, 128, 256)  # of tiles; what is a little narrower is padded
@@ -119,14 +119,14 @@ def biased(problem: Problem) -> str | None:
 
 
 # of the last kinds of problems whose mask has to be looked at: whether each query's keys are in one range
-_known = Remembered()
+_known = Cache()
 
 
 def several_ranges(problem: Problem) -> str | None:
     """Why a mask is not taken: a query's keys are not in one range. Remembered for problems of one kind."""
     if problem.mask is None or type(problem.mask) is Band:
         return None
-    kind = kind_of(problem)
+    kind = cache_key_of(problem)
     single = None if kind is None else _known.get(kind)
     if single is None:
         from clearhead.kernels.gpu.masks import as_span
@@ -140,9 +140,9 @@ def several_ranges(problem: Problem) -> str | None:
 def ranges_of(problem: Problem) -> Any:
     """The first key of each query and the one after the last, or None; found once for a problem."""
     if "key ranges" not in problem.found:
-        from clearhead.kernels.gpu.key_ranges import runs
+        from clearhead.kernels.gpu.key_ranges import key_ranges
 
-        problem.found["key ranges"] = runs(problem.mask, problem.grid)
+        problem.found["key ranges"] = key_ranges(problem.mask, problem.grid)
     return problem.found["key ranges"]
 
 
