@@ -135,8 +135,8 @@ def test_a_mask_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         looked.append(mask)
         return original(mask, grid)
 
-    original = key_ranges.runs
-    monkeypatch.setattr(key_ranges, "runs", counted)
+    original = key_ranges.key_ranges
+    monkeypatch.setattr(key_ranges, "key_ranges", counted)
     mask = ch.documents(np.arange(100) // 37)
     for _ in range(3):
         assert accepts.refusal(problem(mask=mask)) is None

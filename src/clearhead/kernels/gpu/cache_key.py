@@ -163,4 +163,3 @@ class Cache:
 
 
 # names that files of the kernels still have
-Kind, Latest, Remembered, kind_of = CacheKey, LeastRecentlyUsed, Cache, cache_key_of
