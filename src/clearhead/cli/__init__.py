@@ -1,5 +1,5 @@
-"""The command line: `clearhead explain | check | plan | profile | scaling | plot`."""
+"""The command line: `clearhead explain | check | plan | profile | scaling | plot | watch`."""
 
-from clearhead.cli.app import app, main
+from clearhead.cli.application import app, main
 
 __all__ = ["app", "main"]
