@@ -44,6 +44,22 @@ BETWEEN_KERNELS: set[tuple[str, str]] = {
     ("kernels/hopper/accepts.py", "kernels/triton/forward_kernel.py"),
     ("kernels/triton/launch.py", "kernels/hopper/accepts.py"),
 }
+# Files that are still named as they were called before: the same
+GONE: set[tuple[str, str]] = {
+    ("kernels/contract.py", "formula.py"),
+    ("kernels/gpu/second_look.py", "observe.py"),
+    ("kernels/hopper/accepts.py", "gradients.py"),
+    ("kernels/hopper/accepts.py", "look.py"),
+    ("kernels/hopper/backward_kernel.py", "gradients.py"),
+    ("kernels/hopper/forward.py", "attend.py"),
+    ("kernels/hopper/forward_kernel.py", "cuts.py"),
+    ("kernels/hopper/second_look.py", "top.py"),
+    ("kernels/hopper/second_look.py", "weights.py"),
+    ("kernels/hopper/top_kernel.py", "attend.py"),
+    ("kernels/hopper/weights_kernel.py", "look.py"),
+    ("kernels/tiled.py", "partial.py"),
+    ("kernels/triton/backward_kernel.py", "hopper/backward.py"),
+}
 
 
 def test_the_picture_names_every_file_once() -> None:
@@ -115,6 +131,17 @@ def test_every_file_says_its_job_and_is_short() -> None:
         if path.suffix in (".py", ".h", ".cpp") and path.exists():
             assert first_sentence(name), f"{name} does not open with a sentence"
             assert len(path.read_text().splitlines()) < MOST_LINES, f"{name} is too long"
+
+
+def test_files_that_are_named_are_there() -> None:
+    documents = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md")]
+    gone = set()
+    for path in [*documents, *(SOURCE / name for name in tree() if not name.endswith("/"))]:
+        text = path.read_text().replace(block(), "")  # which is held to the tree above
+        for name in re.findall(r"`([\w/]*\w\.(?:py|h|cpp|json))`", text):
+            if not any((place / name).exists() for place in (ROOT, SOURCE, path.parent)):
+                gone.add((path.name if path in documents else path.relative_to(SOURCE).as_posix(), name))
+    assert gone == GONE
 
 
 def test_design_has_the_figures() -> None:
