@@ -37,7 +37,7 @@ class Ran(NamedTuple):
 
 
 class Kernel(Protocol):
-    """One way to compute attention. It takes what it does not refuse, exactly as `formula.py` defines it."""
+    """One way to compute attention. It takes what it does not refuse, exactly as `core/formula.py` defines it."""
 
     @property
     def name(self) -> str:

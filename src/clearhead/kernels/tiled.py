@@ -1,8 +1,8 @@
 """Online softmax on any array library: O(n) memory, and readable.
 
-Attention over all keys is merged from attention over tiles of them (`partial.py`). What was attended to needs the final
-log-sum-exp of each row, so it is read off in a second look at the scores. Gradients recompute the weights in the same
-way. Tiles in which nobody may attend are never computed.
+Attention over all keys is merged from attention over tiles of them (`core/partial.py`). What was attended to needs the
+final log-sum-exp of each row, so it is read off in a second look at the scores. Gradients recompute the weights in the
+same way. Tiles in which nobody may attend are never computed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is wanted of the weights, asked of the kernels in `observe.py`."""
+"""What is wanted of the weights, asked of the kernels in `observe_kernel.py`."""
 
 from __future__ import annotations
 

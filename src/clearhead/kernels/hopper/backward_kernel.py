@@ -19,7 +19,7 @@ ds @ k is computed. FlashAttention-3's backward (Shah and others, 2024, arXiv:24
 dq is added up in float32, in memory, in the order in which blocks come to it, so its last bits may differ from run to
 run. It lies there by pieces, in the order in which threads hold it, so that a thread adds four numbers at a time.
 
-CUT and FORM are the values of `gradients.py` that say how the work is cut up and what is computed.
+CUT and FORM are the values of `backward.py` that say how the work is cut up and what is computed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ another computes exponentials. The plan is FlashAttention-3's (Shah and others, 
 Where there are fewer programs than blocks, each takes several, and the producer copies the tiles of the next block
 while the consumers finish the last: blocks that see few keys would otherwise wait longer than they compute.
 
-CUT and FORM are the values of `forward.py` and `cuts.py` that say how the work is cut up and what is computed.
+CUT and FORM are the values of `forward.py` and `schedule.py` that say how the work is cut up and what is computed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Launching Hopper's second look (`weights.py`, `top.py`): what keys received, a pooled map, the largest weights."""
+"""Launching Hopper's second look (`weights_kernel.py`, `top_kernel.py`): received, pooled map, the largest weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The largest weights on Hopper: keys that may be among them are put on a list of each query, then the best are chosen.
 
 The forward gives for each query a score that at least `top` keys reach, and seldom more than one or two others do (see
-`level_of` in `attend.py`). The second look offers every weight; the few that reach the level are put on the query's
+`level_of` in `softmax.py`). The second look offers every weight; the few that reach the level are put on the query's
 list, in whatever order they come. `choose` sorts them out: by weight, then by key, so that the order does not matter.
 A query with more candidates than its list holds is looked at again by `search`.
 """

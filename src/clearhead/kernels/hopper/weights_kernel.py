@@ -12,7 +12,7 @@ One warp, the producer, copies tiles of queries and their shifts into a ring in 
 edge of the map: each bin of queries has `each` tiles of its own, and what a tile has beyond its bin has the shift +inf,
 which makes the weight 0; so do queries that see nothing.
 
-CUT and FORM are the values of `look.py` that say how the work is cut up and what is wanted.
+CUT and FORM are the values of `second_look.py` that say how the work is cut up and what is wanted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gradients, the weights recomputed by tile: for keys and values by blocks of keys, for queries by blocks of queries.
 
 No two programs write to one place and nothing is added by atomics, so the same call gives the same bits. It costs two
-products more than a single pass: Hopper's own kernel (`hopper/backward.py`) goes first where it takes the problem,
-unless PyTorch is told to be deterministic.
+products more than a single pass: Hopper's own kernel (`kernels/hopper/backward_kernel.py`) goes first where it takes
+the problem, unless PyTorch is told to be deterministic.
 """
 
 from __future__ import annotations
