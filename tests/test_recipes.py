@@ -66,6 +66,14 @@ def test_a_kernel_is_a_class_and_a_line(doubtful: Doubtful) -> None:
     assert ch.plan(q, k, v, kernel="tiled").others["doubtful"] == "'tiled' was asked for"
 
 
+def test_a_kernel_for_gpus_is_compared_with_the_others(doubtful: Doubtful, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "ON_GPU", (*choose.ON_GPU, doubtful))
+    q = np.zeros((2, 11, 3))
+    plan = ch.plan(q, q, q)
+    assert {plan.kernel, *plan.others} == {kernel.name for kernel in choose.KERNELS}
+    assert plan.others["doubtful"] == "refused: 11 keys are more than 7"
+
+
 def test_its_refusal_is_said(doubtful: Doubtful) -> None:
     q = np.zeros((2, 11, 3))
     with pytest.raises(ch.KernelRefused, match="11 keys are more than 7"):
