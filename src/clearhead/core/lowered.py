@@ -235,8 +235,8 @@ def by_row(values: np.ndarray, grid: Grid) -> Numbers:
     >>> by_row(np.array([3, 5]).reshape(2, 1, 1, 1, 1), Grid((2, 2), 1, 4, 4))
     array([3, 3, 5, 5])
     """
-    if values.ndim == 0:
-        return int(values)
+    if values.size == 1:
+        return int(values.item())
     return np.broadcast_to(values[..., 0, 0, 0], grid.batch).reshape(-1)
 
 

@@ -334,11 +334,6 @@ def lengths(n: object) -> Mask:
     return Before("lengths", whole_numbers("lengths", n))
 
 
-def prefix(n: object) -> Mask:
-    """The first `n` keys are seen by every query; a prefix language model is `prefix(n) | causal()`."""
-    return Before("prefix", whole_numbers("prefix", n))
-
-
 def documents(ids: object, queries: object = None) -> Mask:
     """Several documents in one sequence: a query sees the keys that carry its own id.
 
@@ -355,6 +350,11 @@ def documents(ids: object, queries: object = None) -> Mask:
     if keys.ndim == 0:
         raise ArgumentError("documents", f"is {ids!r}, expected one id for each key")
     return Documents(keys, None if queries is None else whole_numbers("queries", queries))
+
+
+def prefix(n: object) -> Mask:
+    """The first `n` keys are seen by every query; a prefix language model is `prefix(n) | causal()`."""
+    return Before("prefix", whole_numbers("prefix", n))
 
 
 def global_tokens(indices: Iterable[int], *, align: Align = "end", offset: object = None) -> Mask:

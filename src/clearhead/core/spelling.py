@@ -5,20 +5,21 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from clearhead.core import masks
 from clearhead.core.errors import ArgumentError
 from clearhead.core.mask import Mask
 
+# every function there that makes a mask, but of an array, which nobody types
 MASKS: dict[str, Callable[..., Mask]] = {
-    "causal": masks.causal,
-    "window": masks.window,
-    "lengths": masks.lengths,
-    "documents": masks.documents,
-    "prefix": masks.prefix,
-    "global_tokens": masks.global_tokens,
-    "random_blocks": masks.random_blocks,
+    name: make
+    for name, make in vars(masks).items()
+    if isinstance(make, FunctionType)
+    and make.__module__ == masks.__name__
+    and make.__annotations__["return"] == "Mask"
+    and "Array" not in make.__annotations__.values()
 }
 # Longer and deeper than any mask that somebody types, and far from where Python ends
 LONGEST = 2000

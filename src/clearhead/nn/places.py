@@ -10,8 +10,8 @@ from torch import Tensor
 
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Alignment, whole_numbers
-from clearhead.core.mask import Both, Either, Mask, Not, as_mask
-from clearhead.core.masks import Band, Documents, GlobalTokens, RandomBlocks, causal, lengths, where, window
+from clearhead.core.mask import Mask, as_mask
+from clearhead.core.masks import Documents, RandomBlocks, causal, lengths, where, window
 from clearhead.core.positions import Alibi, Bias, Relative, alibi, relative_bias
 
 
@@ -128,23 +128,19 @@ def visible(
 
 def anchored(mask: Mask, held: Held, queries: int) -> Mask:
     """A mask that is aligned to the end, told where queries stand: a shorter row ends before the last key."""
-    if isinstance(mask, Both | Either):
-        left, right = anchored(mask.left, held, queries), anchored(mask.right, held, queries)
-        return Both(left, right) if isinstance(mask, Both) else Either(left, right)
-    if isinstance(mask, Not):
-        return Not(anchored(mask.mask, held, queries))
     if isinstance(mask, RandomBlocks) and max(held.start) > 0:
         raise ArgumentError("mask", f"has {mask!r}, which numbers queries from 0 and not after those in the cache")
     offset = first(held.start)
-    if not isinstance(offset, list):
-        return mask  # the last query stands at the last key
-    if isinstance(mask, Band | GlobalTokens) and mask.alignment.given is None and mask.alignment.align == "end":
-        alignment = Alignment.of("end", offset)
-        if isinstance(mask, Band):
-            return Band(mask.back, mask.ahead, alignment)
-        return GlobalTokens(mask.indices, alignment)
-    if isinstance(mask, Documents) and mask.queries is None:
+    uneven = isinstance(offset, list)  # else the last query stands at the last key
+    if uneven and isinstance(mask, Documents) and mask.queries is None:
         keys = torch.as_tensor(mask.keys).expand(len(offset), -1)
         places = numbers(offset, keys)[:, None] + torch.arange(queries, device=keys.device)
         return Documents(mask.keys, whole_numbers("documents", keys.gather(1, places.clamp(max=keys.shape[1] - 1))))
-    return mask
+    fields = {name: getattr(mask, name) for name in getattr(mask, "__dataclass_fields__", ())}
+    told: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mask):
+            told[name] = anchored(value, held, queries)
+        elif uneven and isinstance(value, Alignment) and value.given is None and value.align == "end":
+            told[name] = Alignment.of("end", offset)
+    return type(mask)(**{**fields, **told}) if told else mask

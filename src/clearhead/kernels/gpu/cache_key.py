@@ -66,28 +66,37 @@ class CacheKey:
 
     def of_mask(self, mask: Mask) -> Any:
         """A mask's part of the key: its class and its fields, which say it all."""
-        kind, fields = type(mask), mask.__dict__
-        if len(fields) != len(getattr(kind, "__dataclass_fields__", ())):
+        parts: list[Any] = [type(mask)]
+        for value in mask.__dict__.values():
+            kind = type(value)
+            if kind in PLAIN:
+                parts.append(value)
+            elif kind is Alignment:
+                parts.append(self.of_alignment(value, mask))
+            elif isinstance(value, Mask):
+                parts.append(self.of_mask(value))
+            else:
+                parts.append(self.of_array(value, mask))
+        fields = getattr(type(mask), "__dataclass_fields__", None)
+        if fields is None or len(parts) != 1 + len(fields):  # there is more to it
             raise Unlike
-        return (kind, *[v if type(v) in PLAIN else self.of_field(v, mask) for v in fields.values()])
-
-    def of_field(self, value: Any, owner: Any) -> Any:
-        """The part of one field."""
-        if type(value) is Alignment:
-            return value.align if value.given is None else self.of_array(value.given, owner)
-        return self.of_mask(value) if isinstance(value, Mask) else self.of_array(value, owner)
+        return tuple(parts)
 
     def of_bias(self, bias: Any) -> Any:
         """A bias's part of the key."""
         if not isinstance(bias, Alibi):
             raise Unlike
-        return (Alibi, self.of_array(bias.slopes, bias), self.of_field(bias.alignment, bias))
+        return (Alibi, self.of_array(bias.slopes, bias), self.of_alignment(bias.alignment, bias))
+
+    def of_alignment(self, alignment: Alignment, owner: Any) -> Any:
+        """An alignment's part of the key."""
+        return alignment.align if alignment.given is None else self.of_array(alignment.given, owner)
 
     def of_array(self, array: Array, owner: Any) -> Any:
         """An array's part of the key: its numbers, or where they are many, who holds it."""
         if not isinstance(array, np.ndarray):
             raise Unlike
-        if array.dtype == bool and array.ndim > 1:  # one for each pair: too many to keep copies of
+        if array.ndim > 1 and array.dtype == bool:  # one for each pair: too many to keep copies of
             raise Unlike
         self.numbers_alone = False
         if array.nbytes <= SMALL:
