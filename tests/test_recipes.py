@@ -19,7 +19,7 @@ from interpreted import MARKS
 import clearhead as ch
 from clearhead.core import lowered, masks
 from clearhead.core.grid import Alignment, Grid
-from clearhead.core.lowered import AndNode, BandNode, DocumentsNode, Kind, Node, offset_by_row
+from clearhead.core.lowered import AndNode, BandNode, DocumentsNode, Node, NodeKind, offset_by_row
 from clearhead.core.problem import pose
 from clearhead.kernels.compiled import NOT_BUILT, Running
 from clearhead.torch_bridge.wire import pack_mask, unpack_mask
@@ -195,8 +195,8 @@ def test_few_files_name_a_mask(name: str) -> None:
     assert len(files) <= 5, files
 
 
-@pytest.mark.parametrize("kind", Kind, ids=str)
-def test_few_files_name_a_node(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", NodeKind, ids=str)
+def test_few_files_name_a_node(kind: NodeKind) -> None:
     name = kind.name.capitalize()
     files = naming(f"{name}Node|{kind.name}|k{name}")
     assert {"core/lowered.py", "native/mask.h", "kernels/gpu/device.py"} <= set(files)
@@ -207,8 +207,8 @@ def test_nodes_have_the_same_numbers_in_cpp() -> None:
     listed = re.search(r"enum MaskKind : int \{([^}]*)\}", FILES["native/mask.h"])
     assert listed is not None
     names = re.findall(r"\bk([A-Z]\w+)", re.sub(r"//.*", "", listed[1]))
-    assert [name.upper() for name in names] == [kind.name for kind in Kind]
-    assert set(Kind) == {node.kind for node in vars(lowered).values() if _is_node(node)}
+    assert [name.upper() for name in names] == [kind.name for kind in NodeKind]
+    assert set(NodeKind) == {node.kind for node in vars(lowered).values() if _is_node(node)}
 
 
 def _is_node(value: Any) -> bool:

@@ -35,7 +35,7 @@ Span: TypeAlias = tuple[Numbers, Numbers, Numbers]
 FAR = 2**61  # no limit: more than any position, and a few of them still fit 64 bits
 
 
-class Kind(IntEnum):
+class NodeKind(IntEnum):
     """What a node is, as numbers that `native/mask.h` and `kernels/gpu/device.py` share."""
 
     BAND = 0
@@ -52,7 +52,7 @@ class Kind(IntEnum):
 class Node:
     """A node and what it looks at, said the same way to every kernel. Arrays are made when a kernel asks for them."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[NodeKind]
 
     @property
     def parts(self) -> tuple[Node, ...]:
@@ -92,7 +92,7 @@ class BandNode(Node):
 
     low: Numbers
     high: Numbers
-    kind = Kind.BAND
+    kind = NodeKind.BAND
 
     @property
     def numbers(self) -> tuple[Numbers, ...]:
@@ -107,7 +107,7 @@ class BeforeNode(Node):
     """The first `count` keys."""
 
     count: Numbers
-    kind = Kind.BEFORE
+    kind = NodeKind.BEFORE
 
     @property
     def numbers(self) -> tuple[Numbers, ...]:
@@ -123,7 +123,7 @@ class DocumentsNode(Node):
 
     queries: np.ndarray
     keys: np.ndarray
-    kind = Kind.DOCUMENTS
+    kind = NodeKind.DOCUMENTS
 
     def rows(self) -> tuple[np.ndarray, ...]:
         return self.queries, self.keys
@@ -142,7 +142,7 @@ class FlagsNode(Node):
     """Pairs of which one is marked: truth values of queries and of keys, (1 or batch, n) each."""
 
     marked: Callable[[], tuple[np.ndarray, np.ndarray]]
-    kind = Kind.FLAGS
+    kind = NodeKind.FLAGS
 
     def rows(self) -> tuple[np.ndarray, ...]:
         return self.marked()
@@ -154,7 +154,7 @@ class BlocksNode(Node):
 
     block: int
     table: Callable[[], np.ndarray]
-    kind = Kind.BLOCKS
+    kind = NodeKind.BLOCKS
 
     @property
     def constant(self) -> int:
@@ -169,7 +169,7 @@ class ArrayNode(Node):
     """A truth value for each pair, in an array of any library that broadcasts to them."""
 
     pairs: Callable[[], Array]
-    kind = Kind.ARRAY
+    kind = NodeKind.ARRAY
 
     def array(self) -> Array:
         return self.pairs()
@@ -181,7 +181,7 @@ class AndNode(Node):
 
     left: Node
     right: Node
-    kind = Kind.AND
+    kind = NodeKind.AND
 
     @property
     def parts(self) -> tuple[Node, ...]:
@@ -200,7 +200,7 @@ class OrNode(Node):
 
     left: Node
     right: Node
-    kind = Kind.OR
+    kind = NodeKind.OR
 
     @property
     def parts(self) -> tuple[Node, ...]:
@@ -212,7 +212,7 @@ class NotNode(Node):
     """What the other does not allow."""
 
     inner: Node
-    kind = Kind.NOT
+    kind = NodeKind.NOT
 
     @property
     def parts(self) -> tuple[Node, ...]:

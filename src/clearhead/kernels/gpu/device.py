@@ -14,14 +14,14 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from clearhead.core.lowered import Kind
+from clearhead.core.lowered import NodeKind
 
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 # nodes of a mask in postfix order: (kind, number of its first array, 1 if batch rows differ, constant)
-BAND, BEFORE, DOCUMENTS, FLAGS, BLOCKS, ARRAY, AND, OR, NOT = map(tl.constexpr, map(int, Kind))
+BAND, BEFORE, DOCUMENTS, FLAGS, BLOCKS, ARRAY, AND, OR, NOT = map(tl.constexpr, map(int, NodeKind))
 # biases
 NONE, ADDED, ALIBI, TABLE = map(tl.constexpr, range(4))
 
