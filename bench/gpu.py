@@ -2,8 +2,8 @@
 
     python bench/gpu.py [section …] [--json FILE] [--seconds N]
 
-Sections: ceilings vendor forward masks observe memory backward decode; all of them unless some are named. One that
-fails is reported and the others go on. TFLOP/s count the products of the pairs that are not masked.
+Sections: ceilings vendor forward masks observe memory backward decode launching compiling; all of them unless some are
+named. One that fails is reported and the others go on. TFLOP/s count the products of the pairs that are not masked.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from gpu_launching import OWN, compiling, launching
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -33,6 +34,7 @@ BACK_ENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 HEADS = 16
+BEST = OWN[0]
 
 
 class Bench:
@@ -149,12 +151,13 @@ def forward(bench: Bench) -> None:
                 mask = ch.causal() if causal else None
                 work = flops(q, k, 0.5 if causal else 1.0)
                 name = f"N {n:>5} D {width:>3}{' causal' if causal else ''}"
-                ours = rate(work, milliseconds(lambda: ch.attention(q, k, v, mask=mask, kernel="triton")))
-                least = targets.get((width, causal)) if n == 16384 else None
-                if least is None:
-                    bench.add(f"{name}: triton", ours, "TFLOP/s")
-                else:
-                    bench.at_least(f"{name}: triton", ours, "TFLOP/s", least)
+                for kernel in OWN:
+                    ours = rate(work, milliseconds(partial(ch.attention, q, k, v, mask=mask, kernel=kernel)))
+                    least = targets.get((width, causal)) if n == 16384 and kernel == BEST else None
+                    if least is None:
+                        bench.add(f"{name}: {kernel}", ours, "TFLOP/s")
+                    else:
+                        bench.at_least(f"{name}: {kernel}", ours, "TFLOP/s", least)
                 for peer in ("cuDNN", "FlashAttention"):
                     bench.add(f"{name}: {peer}", rate(work, tried(peer, sdpa(peer, q, k, v, causal))), "TFLOP/s")
 
@@ -203,7 +206,7 @@ def masks(bench: Bench) -> None:
     n = 16384
     q, k, v = tensors(n, 128)
     for name, (options, peer) in patterns(n).items():
-        calls = {"FlexAttention": peer(q, k, v), "ours": partial(ch.attention, q, k, v, **options, kernel="triton")}
+        calls = {"FlexAttention": peer(q, k, v), "ours": partial(ch.attention, q, k, v, **options, kernel=BEST)}
         theirs, ours = together(calls, rounds=3).values()
         bench.add(f"{name}: ours", ours, "ms")
         if name == "causal":
@@ -229,10 +232,10 @@ def observe(bench: Bench) -> None:
         name = "causal" if causal else "full"
         q, k, v = tensors(16384, 128)
         plain = milliseconds(sdpa("cuDNN", q, k, v, causal))
-        own = milliseconds(lambda: ch.attention(q, k, v, mask=mask, kernel="triton"))
-        rows = milliseconds(lambda: ch.observe(q, k, v, mask=mask, kernel="triton"))
-        seen = milliseconds(lambda: ch.observe(q, k, v, mask=mask, kernel="triton", **wanted))
-        top = milliseconds(lambda: ch.observe(q, k, v, mask=mask, kernel="triton", top=8, **wanted))
+        own = milliseconds(lambda: ch.attention(q, k, v, mask=mask, kernel=BEST))
+        rows = milliseconds(lambda: ch.observe(q, k, v, mask=mask, kernel=BEST))
+        seen = milliseconds(lambda: ch.observe(q, k, v, mask=mask, kernel=BEST, **wanted))
+        top = milliseconds(lambda: ch.observe(q, k, v, mask=mask, kernel=BEST, top=8, **wanted))
         bench.add(f"{name}, cuDNN's plain forward", plain, "ms")
         bench.add(f"{name}, our forward by cuDNN's", own / plain, "×")
         bench.add(f"{name}, our forward with entropy by cuDNN's", rows / plain, "×")
@@ -244,7 +247,7 @@ def observe(bench: Bench) -> None:
             q, k, v = tensors(4096, 128, batch=batch)
             calls = {
                 "eager": partial(eager_observation, q, k, v, causal),
-                "ours": partial(ch.observe, q, k, v, mask=mask, kernel="triton", **wanted),
+                "ours": partial(ch.observe, q, k, v, mask=mask, kernel=BEST, **wanted),
             }
             eager, ours = together(calls, rounds=3).values()
             bench.add(f"{name}, ({batch}, 4096): ours", ours, "ms")
@@ -258,7 +261,7 @@ def memory(bench: Bench) -> None:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         start = time.perf_counter()
-        seen = ch.observe(q, k, v, mask=mask, kernel="triton", received=True, map=(64, 64), top=8)
+        seen = ch.observe(q, k, v, mask=mask, kernel=BEST, received=True, map=(64, 64), top=8)
         torch.cuda.synchronize()
         took = time.perf_counter() - start
         results = [seen.output, seen.lse, seen.max_score, seen.entropy, seen.received, *seen.map, *seen.top]
@@ -274,7 +277,7 @@ def backward(bench: Bench) -> None:
         mask = ch.causal() if causal else None
         dout = torch.randn_like(q)
 
-        outputs = {kernel: ch.attention(q, k, v, mask=mask, kernel=kernel) for kernel in ("triton", "vendor")}
+        outputs = {kernel: ch.attention(q, k, v, mask=mask, kernel=kernel) for kernel in (*OWN, "vendor")}
         with only("cuDNN"):
             outputs["cuDNN"] = scaled_dot_product_attention(q, k, v, is_causal=causal)
         try:
@@ -288,11 +291,12 @@ def backward(bench: Bench) -> None:
         times = together(calls, rounds=3)
         name = f"N {n:>5} D {width:>3}{' causal' if causal else ''}"
         work = 2.5 * flops(q, k, 0.5 if causal else 1.0)
-        bench.add(f"{name}: triton", rate(work, times["triton"]), "TFLOP/s")
-        bench.add(f"{name}: cuDNN's time by ours", times["cuDNN"] / times["triton"], "×")
+        for kernel in OWN:
+            bench.add(f"{name}: {kernel}", rate(work, times[kernel]), "TFLOP/s")
+            bench.add(f"{name}: cuDNN's time by {kernel}'s", times["cuDNN"] / times[kernel], "×")
         bench.add(f"{name}: cuDNN's time by our vendor kernel's", times["cuDNN"] / times["vendor"], "×")
         if "FlexAttention" in times:
-            ratio = times["FlexAttention"] / times["triton"]
+            ratio = times["FlexAttention"] / times[BEST]
             bench.at_least(f"{name}: FlexAttention's time by ours", ratio, "×", 1.2)
 
 
@@ -332,7 +336,7 @@ def captured(call: Call) -> Call | None:
 
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
-    f.__name__: f for f in (ceilings, forward, observe, masks, decode, backward, memory, vendor)
+    f.__name__: f for f in (ceilings, forward, observe, masks, decode, backward, memory, vendor, launching, compiling)
 }
 
 

@@ -73,18 +73,16 @@ def problem(width: int, queries: int = N, keys: int = N) -> Problem:
 def timed(kernel: str, width: int) -> Callable[[], object]:
     """What is timed for a kernel: it alone, or with others that stay the same."""
     if kernel == "decode":
-        few = Call(problem(width, queries=1, keys=65536))
-        return lambda: launch.forward(few)
+        few = problem(width, queries=1, keys=65536)
+        return lambda: launch.forward(Call(few))  # anew each time: a call keeps the blocks it was first run with
     one = problem(width)
     if kernel in ("forward", "listed"):
-        call = Call(one)
-        return lambda: launch.forward(call)
+        return lambda: launch.forward(Call(one))
     if kernel in ("by_key", "top"):
         asked = (None, True, (64, 64)) if kernel == "by_key" else (8, None, None)
         one = replace(one, want=want(one.grid, *asked, None, False))
-        call = Call(one)
-        _, _, peak, total, _, _ = launch.forward(call)
-        return lambda: look.look_again(call, one.want, peak, total)
+        found = launch.forward(Call(one))
+        return lambda: look.look_again(Call(one), one.want, found.peak, found.total)
     ran = launch.run(one)
     dout = torch.randn_like(one.q)
     return lambda: launch.gradients(one, dout, ran.observed.output, ran.peak, ran.total)

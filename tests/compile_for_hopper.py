@@ -60,7 +60,7 @@ class Machine:
         return 0
 
 
-class Compiles(calls.Launches):
+class Compiles(calls.Launcher):
     """Kernels are compiled and not launched."""
 
     def __call__(self, name: Any, kernel: Any, grid: Any, *args: Any, **given: Any) -> None:

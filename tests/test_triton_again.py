@@ -136,18 +136,18 @@ def test_room_is_what_torch_empty_gives(monkeypatch: pytest.MonkeyPatch) -> None
 
     for shape in ((2, 3, 5), (0, 4), (1,), torch.Size((3, 1, 2)), ()):
         plain = torch.empty(shape, dtype=torch.bfloat16)
-        for quick in (room.QUICK, {}):
-            monkeypatch.setattr(room, "QUICK", quick)
+        for quick in (room.QUICK_EMPTY, {}):
+            monkeypatch.setattr(room, "QUICK_EMPTY", quick)
             made = room.room(shape, torch.bfloat16, torch.device("cpu"))
             assert (made.shape, made.stride(), made.dtype) == (plain.shape, plain.stride(), plain.dtype)
 
 
 def test_one_name_is_one_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under one name a kernel is launched as it was compiled first: calls that need another one have another name."""
-    from clearhead.kernels.gpu.launcher import Launches
+    from clearhead.kernels.gpu.launcher import Launcher
 
     known: dict[Any, Any] = {}
-    launched = Launches.__call__
+    launched = Launcher.__call__
 
     def watched(self: Any, name: Any, kernel: Any, grid: Any, *args: Any, **options: Any) -> None:
         numbers = [(a == 1, a % 16 == 0) for a in args if isinstance(a, int)]
@@ -155,7 +155,7 @@ def test_one_name_is_one_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
         assert known.setdefault((id(self), name), needs) == needs, f"{name} was another kernel before"
         launched(self, name, kernel, grid, *args, **options)
 
-    monkeypatch.setattr(Launches, "__call__", watched)
+    monkeypatch.setattr(Launcher, "__call__", watched)
     q, k, v = torch.randn((3, 1, 2, 128, 16)).unbind(0)
     asked: list[dict[str, Any]] = [
         {"map": (4, 3)},

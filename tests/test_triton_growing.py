@@ -193,7 +193,7 @@ def all_kinds_of_arguments() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
 def test_whatever_triton_tells_apart_is_told_apart() -> None:
     from triton.runtime.jit import compute_cache_key
 
-    from clearhead.kernels.gpu.launcher import variants_of
+    from clearhead.kernels.gpu.bypass import variants_of
 
     kernel = kernel_of()
     binder = kernel.device_caches[3][4]
@@ -214,26 +214,27 @@ def test_a_kernel_is_found_once_and_then_run(monkeypatch: pytest.MonkeyPatch) ->
     from triton import knobs
     from triton.runtime import driver
 
-    from clearhead.kernels.gpu import launcher as launches
+    from clearhead.kernels.gpu import bypass
+    from clearhead.kernels.gpu.launcher import Launcher
 
     monkeypatch.setattr(driver, "_active", Driver())
-    monkeypatch.setattr(launches, "DIRECT", True)
+    monkeypatch.setattr(bypass, "DIRECT", True)
     kernel, tensor = kernel_of(), torch.zeros(64)
     rest = ((64, 1), Pair(3, tensor), 100, 100, tensor, "form")
-    launch = launches.Launches()
+    launch = Launcher()
     for _ in range(3):
         launch("name", kernel, (5, 6), tensor, *rest, BLOCK=16)
     assert kernel.found == [((5, 6), (tensor, *rest), {"BLOCK": 16})]
     start = (5, 6, 1, ("stream of", 3), "function", "metadata", None, None, None)
     assert kernel.ran == [(1, (*start, tensor, *rest, None))] * 2
     launch("another name", kernel, (5, 6), tensor, *rest, BLOCK=16)
-    launches.Launches()("name", kernel, (5, 6), tensor, *rest, BLOCK=16)  # numbers of another size, say
+    Launcher()("name", kernel, (5, 6), tensor, *rest, BLOCK=16)  # numbers of another size, say
     assert len(kernel.found) == 1
     assert kernel.ran == [(1, (*start, tensor, *rest, None))] * 4
-    launches.Launches()("name", kernel, (5, 6), tensor[1:], *rest, BLOCK=16)
-    launches.Launches()("name", kernel, (5, 6), tensor, *rest, BLOCK=32)
+    Launcher()("name", kernel, (5, 6), tensor[1:], *rest, BLOCK=16)
+    Launcher()("name", kernel, (5, 6), tensor, *rest, BLOCK=32)
     assert len(kernel.found) == 3
-    launches.Launches()("name", kernel, (5, 6), tensor[1:], *rest, BLOCK=16)
+    Launcher()("name", kernel, (5, 6), tensor[1:], *rest, BLOCK=16)
     assert kernel.ran[-1][0] == 2
     chain = knobs.HookChain()
     chain.add(print)
@@ -243,10 +244,11 @@ def test_a_kernel_is_found_once_and_then_run(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_another_triton_is_asked_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from clearhead.kernels.gpu import launcher as launches
+    from clearhead.kernels.gpu import bypass
+    from clearhead.kernels.gpu.launcher import Launcher
 
-    monkeypatch.setattr(launches, "DIRECT", False)
-    kernel, launch = kernel_of(), launches.Launches()
+    monkeypatch.setattr(bypass, "DIRECT", False)
+    kernel, launch = kernel_of(), Launcher()
     for n in range(2):
         launch("name", kernel, (1,), None, (), (), n, 0, None, "form", BLOCK=16)
     assert len(kernel.found) == 2
@@ -254,7 +256,7 @@ def test_another_triton_is_asked_every_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_kernel_whose_constants_come_first_is_launched_the_ordinary_way() -> None:
-    from clearhead.kernels.gpu.launcher import constants_last
+    from clearhead.kernels.gpu.bypass import constants_last
 
     class Parameter(NamedTuple):
         is_constexpr: bool

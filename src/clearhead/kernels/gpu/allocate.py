@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 
-
-def quick(device: str) -> Any:
-    """What PyTorch's own compiled code calls for an empty tensor on the current device; None where there is nothing."""
-    try:
-        return getattr(torch._C._dynamo.guards, f"_empty_strided_{device}", None)
-    except AttributeError:
-        return None
-
-
-QUICK = {device: quick(device) for device in ("cuda", "cpu")}
+from clearhead.kernels.gpu.bypass import QUICK_EMPTY
 
 
 def room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """An empty tensor on a device; of several GPUs, on the current one."""
-    make = QUICK.get(device.type)
+    make = QUICK_EMPTY.get(device.type)
     if make is None:
         return torch.empty(shape, dtype=dtype, device=device)
     shape = tuple(shape)  # a torch.Size it does not take

@@ -20,12 +20,12 @@ from clearhead.core.problem import Problem
 from clearhead.kernels.gpu import device, tuning
 from clearhead.kernels.gpu import masks as spans
 from clearhead.kernels.gpu.cache_key import Cache, LeastRecentlyUsed, cache_key_of
+from clearhead.kernels.gpu.bypass import descriptor_of
 from clearhead.kernels.gpu.compiling import compiled_ahead
 from clearhead.kernels.gpu.device import Form, Lists, Scoring
-from clearhead.kernels.gpu.launcher import Launches, hooked
-from clearhead.kernels.gpu.launcher import described as descriptor
+from clearhead.kernels.gpu.launcher import Launcher, hooked
 from clearhead.kernels.gpu.masks import four_axes, upload
-from clearhead.kernels.gpu.replay import MOST, TRIES, Recorder, Tape, tensors_of
+from clearhead.kernels.gpu.replay import MOST, TRIES, Recorder, Replay, tensors_of
 from clearhead.kernels.gpu.tuning import Blocks, power_of_2
 
 NOTHING = nullcontext()
@@ -59,9 +59,9 @@ class Call:
         self.device = problem.q.device
         self.batch = math.prod(grid.batch)
         self.rows = self.batch * grid.heads
-        self.launch = Launches()
+        self.launch = Launcher()
         self.kept: dict[Any, Any] = {}
-        self.tapes: dict[Any, Tape | int] = {}
+        self.replays: dict[Any, Replay | int] = {}
         self.as_given = False
         self.take(problem)
         self.mask = spans.prepare(problem.mask, grid, self.device)
@@ -156,22 +156,23 @@ class Call:
         Under one name all of its launches and results must be the same, but for addresses. Calls of one `sort` and form
         launch the same kernels, which are compiled side by side.
         """
-        tape = self.tapes.get(name, 0)
-        if hooked() or (isinstance(tape, int) and (tape >= TRIES or spans.capturing(self.device))):
+        known = self.replays.get(name, 0)
+        if hooked() or (isinstance(known, int) and (known >= TRIES or spans.capturing(self.device))):
             return compute()
-        if isinstance(tape, Tape):
-            return tape.play(inputs)
-        if not tape:  # what comes once is not worth a tape
-            if len(self.tapes) >= MOST:
-                self.tapes.clear()
-            self.tapes[name] = 1
+        if isinstance(known, Replay):
+            return known.play(inputs)
+        if not known:  # what comes once is not worth recording
+            if len(self.replays) >= MOST:
+                self.replays.clear()
+            self.replays[name] = 1
             compiled_ahead(self, sort, compute)
             return compute()
-        launches, recorder = self.launch, Recorder(self.launch, inputs)
+        launcher, recorder = self.launch, Recorder(self.launch, inputs)
         self.launch = recorder
         found = compute()
-        self.launch = launches
-        self.tapes[name] = recorder.tape(found, tensors_of((self.mask, self.scoring, self.kept))) or tape + 1
+        self.launch = launcher
+        lasting = tensors_of((self.mask, self.scoring, self.kept))
+        self.replays[name] = recorder.replay(found, lasting) or known + 1
         return found
 
     def one_batch_axis(self, tensor: Array) -> torch.Tensor:
@@ -216,7 +217,7 @@ class Call:
         if not self.form.described:
             return self.k, self.v
         keys, values = self.once(("described", blocks.columns), lambda: self.fields(blocks.columns))
-        return descriptor(TensorDescriptor, self.k, **keys), descriptor(TensorDescriptor, self.v, **values)
+        return descriptor_of(TensorDescriptor, self.k, **keys), descriptor_of(TensorDescriptor, self.v, **values)
 
     def fields(self, columns: int) -> list[dict[str, Any]]:
         """The descriptors of keys and values, but for their addresses."""
@@ -319,7 +320,7 @@ def resized(relative: dict[str, Any], problem: Problem) -> dict[str, Any]:
     """What a call of the same family left, with what depends on how many positions there are found anew."""
     grid = problem.grid
     mask = spans.prepare(problem.mask, grid, relative["device"])
-    return {**relative, "grid": grid, "mask": mask, "launch": Launches(), "kept": {}, "tapes": {}}
+    return {**relative, "grid": grid, "mask": mask, "launch": Launcher(), "kept": {}, "replays": {}}
 
 
 # blocks that a device had room for, where the first choice was too large

@@ -14,7 +14,7 @@ from typing import Any
 import triton
 
 from clearhead.core.observations import Want
-from clearhead.kernels.gpu.launcher import Launches
+from clearhead.kernels.gpu.launcher import Launcher
 from clearhead.kernels.gpu.masks import FAR, capturing
 
 MOST = 4096  # sorts of calls that are remembered
@@ -25,7 +25,7 @@ TOGETHER = getattr(triton, "AsyncCompileMode", None)
 _met: set[Any] = set()
 
 
-class Ahead(Launches):
+class Ahead(Launcher):
     """Kernels are compiled and not launched."""
 
     def __call__(self, name: Any, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:

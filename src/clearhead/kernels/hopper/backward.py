@@ -11,8 +11,8 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from clearhead.kernels.gpu.launcher import Launches, alike
-from clearhead.kernels.gpu.launcher import described as descriptor
+from clearhead.kernels.gpu.bypass import descriptor_of
+from clearhead.kernels.gpu.launcher import Launcher, alike
 from clearhead.kernels.hopper.backward_kernel import by_keys, finish, lay_out
 from clearhead.kernels.hopper.forward import described
 from clearhead.kernels.hopper.schedule import side_by_side
@@ -61,7 +61,7 @@ def gradients(
     keys: int | None = None,
     cut: Cut | None = None,
     dlse: torch.Tensor | None = None,
-    launch: Launches | None = None,
+    launch: Launcher | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk and dv of attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `accepts` lets through.
 
@@ -78,7 +78,7 @@ def gradients(
     first, last = max(0, -high), min(length, keys - low)
     start, stop = max(0, first + low), min(keys, last + high)
     whole = (first, last, start, stop) == (0, length, 0, k.shape[2])
-    launch = launch or Launches()
+    launch = launch or Launcher()
     new = launch.room if whole else launch.zeros
     dq, dk, dv = (new(a.shape, a.dtype, a.device) for a in (q, k, v))
     queries, keys = last - first, stop - start
@@ -122,7 +122,7 @@ def gradients(
 
 def numbers(array: torch.Tensor, columns: int) -> Any:
     """A descriptor of numbers for each query, read by tiles."""
-    return descriptor(
+    return descriptor_of(
         TensorDescriptor, array, shape=[array.numel()], strides=[1], block_shape=[columns], layout=layout_of(columns)
     )
 

@@ -11,9 +11,9 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from clearhead.kernels.gpu.bypass import descriptor_of
 from clearhead.kernels.gpu.call import processors
-from clearhead.kernels.gpu.launcher import Launches
-from clearhead.kernels.gpu.launcher import described as descriptor
+from clearhead.kernels.gpu.launcher import Launcher
 from clearhead.kernels.hopper.forward_kernel import attend
 from clearhead.kernels.hopper.schedule import Cut, Spans, preferred, side_by_side
 
@@ -70,7 +70,7 @@ def forward(
     cut: Cut | None = None,
     alibi: Alibi | None = None,
     spans: Spans | None = None,
-    launch: Launches | None = None,
+    launch: Launcher | None = None,
     unrounded: bool = False,
     marked: bool = False,
 ) -> Done:
@@ -97,7 +97,7 @@ def forward(
         output = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
         whole = output.float() if unrounded else None
         return Done(output, lowest, zero, zero if entropy else None, lowest if top else None, whole)
-    launch = launch or Launches()
+    launch = launch or Launcher()
     new = partial(launch.room, (batch, heads, queries), torch.float32, q.device)
     output = launch.room((batch, heads, queries, width), q.dtype, q.device)
     whole = launch.room(output.shape, torch.float32, q.device) if unrounded else None
@@ -141,7 +141,7 @@ def described(array: torch.Tensor, length: int, rows: int) -> Any:
     if not fields or array.data_ptr() % 16:
         array = array.clone(memory_format=torch.contiguous_format)
         fields = fields_of(array.shape, array.stride(), length, rows, array.dtype)
-    return descriptor(TensorDescriptor, array, **fields)
+    return descriptor_of(TensorDescriptor, array, **fields)
 
 
 @lru_cache(maxsize=256)

@@ -12,8 +12,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from clearhead.core.observations import Map, Top
-from clearhead.kernels.gpu.launcher import Launches
-from clearhead.kernels.gpu.launcher import described as descriptor
+from clearhead.kernels.gpu.bypass import descriptor_of
+from clearhead.kernels.gpu.launcher import Launcher
 from clearhead.kernels.gpu.observe_kernel import pool
 from clearhead.kernels.gpu.tuning import pooling
 from clearhead.kernels.hopper.forward import Done, described
@@ -70,7 +70,7 @@ def look(
     map: tuple[int, int] | None = None,
     top: int = 0,
     cut: LookCut | None = None,
-    launch: Launches | None = None,
+    launch: Launcher | None = None,
 ) -> Found:
     """What each key received of the last `received` queries, the weights pooled, the `top` largest of each query.
 
@@ -84,7 +84,7 @@ def look(
         alone = look(*options, received=received, cut=cut, launch=launch)
         return look(*options, map=map, top=top, cut=cut, launch=launch)._replace(received=alone.received)
     keys = k.shape[2]
-    launch = launch or Launches()
+    launch = launch or Launcher()
     new = partial(launch.room, dtype=torch.float32, device=q.device)
     count, cells = (min(map[0], queries), min(map[1], keys)) if map else (1, 1)
     got = new((batch, heads, keys)) if received is not None else None
@@ -182,7 +182,7 @@ def preferred(width: int, bin: int, top: bool) -> LookCut:
 
 def numbers(array: torch.Tensor, columns: int) -> Any:
     """A descriptor of numbers for each query, read by tiles."""
-    return descriptor(
+    return descriptor_of(
         TensorDescriptor, array, shape=[array.numel()], strides=[1], block_shape=[columns], layout=tiles_of(columns)
     )
 

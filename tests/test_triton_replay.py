@@ -1,4 +1,4 @@
-"""Calls that are recorded and played give the same bits as those that are not."""
+"""Calls that are recorded and replayed give the same bits as those that are not."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def forget() -> None:
     call._calls, call._families = type(call._calls)(), type(call._families)()
 
 
-def tapes() -> list[Any]:
-    """What is known of calls, by what they did: a tape, or how often it was tried to make one."""
+def replays() -> list[Any]:
+    """What is known of calls, by what they did: a replay, or how often it was tried to record one."""
     from clearhead.kernels.gpu import call
 
-    return [tape for _, last in call._calls.known.values() for tape in last["tapes"].values()]
+    return [one for _, last in call._calls.known.values() for one in last["replays"].values()]
 
 
 def three(*shape: int) -> Callable[[], tuple[torch.Tensor, ...]]:
@@ -69,7 +69,7 @@ def test_what_is_played_is_what_is_computed(name: str) -> None:
         found = (output, *ch.gradients(q, k, v, dout, **options, kernel="triton"))
     copies, sinks = name == "grouped, with copies", "sinks" in options
     runs = 1 if output.dtype == torch.float32 else 2  # of half precisions, gradients want the output unrounded too
-    assert [type(tape) is int for tape in tapes()] == [copies] * runs + [copies or sinks or "batches" in name]
+    assert [type(one) is int for one in replays()] == [copies] * runs + [copies or sinks or "batches" in name]
     forget()
     output = ch.attention(q, k, v, **options, kernel="triton")
     for mine, right in zip(found, (output, *ch.gradients(q, k, v, dout, **options, kernel="triton")), strict=True):
@@ -88,7 +88,7 @@ def test_results_are_new_each_time() -> None:
     q, k, v = torch.randn((3, *SHAPE)).unbind(0)
     found = [ch.attention(q, k, v, kernel="triton") for _ in range(4)]
     assert len({output.data_ptr() for output in found}) == 4
-    assert any(not isinstance(tape, int) for tape in tapes())
+    assert any(not isinstance(one, int) for one in replays())
 
 
 def test_what_pytorch_computes_in_between_is_not_played() -> None:
@@ -99,7 +99,7 @@ def test_what_pytorch_computes_in_between_is_not_played() -> None:
         )  # fmt: skip
         torch.testing.assert_close(seen.received, right.received)
         torch.testing.assert_close(seen.map, right.map)
-    assert all(isinstance(tape, int) for tape in tapes())
+    assert all(isinstance(one, int) for one in replays())
 
 
 class Driver:
@@ -113,7 +113,7 @@ class Driver:
         return ("map", address, *rest)
 
 
-class Launcher:
+class Compiled:
     """What Triton 3.6 keeps of a compiled kernel, as far as a launch needs it; it takes down what it is given."""
 
     global_scratch_size = profile_scratch_size = 0
@@ -141,30 +141,32 @@ class Description:
 
 
 def test_a_compiled_kernel_is_launched_with_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clearhead.kernels.gpu import bypass
     from clearhead.kernels.gpu import replay as module
-    from clearhead.kernels.gpu.launcher import Launches, Ready
+    from clearhead.kernels.gpu.bypass import Ready
+    from clearhead.kernels.gpu.launcher import Launcher
 
     fake = Driver()
-    monkeypatch.setattr(module, "driver", SimpleNamespace(active=fake))
+    monkeypatch.setattr(bypass, "driver", SimpleNamespace(active=fake))
     meta = {"swizzle": 3, "elem_size": 4, "elem_type": 9, "block_size": [16, 16], "fp4_padded": False}
-    launcher = Launcher({0: meta})
+    launcher = Compiled({0: meta})
     streams: list[int] = []
     ready = Ready(launcher, "function", "metadata", lambda device: streams.append(device) or "stream", 1, (None, None))
-    launches = Launches()
+    launches = Launcher()
     launches.known["name"] = ready
-    monkeypatch.setattr(Launches, "__call__", lambda *args, **options: None)
+    monkeypatch.setattr(Launcher, "__call__", lambda *args, **options: None)
     q, k = torch.randn((2, 18, 16)), torch.randn((2, 18, 16))
     lasting = torch.zeros(4)
     recorder = module.Recorder(launches, (q, k, None))
     output = recorder.room((2, 18), torch.float32, q.device)
     counts = recorder.zeros((36,), torch.int32, q.device)
     recorder("name", None, (5, 6), Description(k[1]), q, k[:, 3:], (lasting, 7), counts[4:], output, 1.5)
-    tape = recorder.tape((output, {"rest": counts.view(2, 18)}), [lasting])
-    assert tape is not None
+    replay = recorder.replay((output, {"rest": counts.view(2, 18)}), [lasting])
+    assert replay is not None
     for _ in range(2):
         q, k = torch.randn((2, 18, 16)), torch.randn((2, 18, 16))
         for _ in range(2):
-            found, rest = tape.play((q, k, None))
+            found, rest = replay.play((q, k, None))
             given, where = launcher.launched[-1], k[1].data_ptr()
             mapped = ("map", where, 3, 4, 8, [16, 16], [18, 16], [16, 1], 0)
             options = ("cooperative", "dependent", None, None, "metadata", None, None, None)
@@ -175,32 +177,32 @@ def test_a_compiled_kernel_is_launched_with_addresses(monkeypatch: pytest.Monkey
             assert (found.shape, rest["rest"].shape, rest["rest"].dtype) == ((2, 18), (2, 18), torch.int32)
     assert len(fake.filled) == 2, "once for each address"
     assert streams == [1] * 4
-    Launcher.global_scratch_size = 16
-    assert recorder.tape(output, [lasting]) is None, "it would need memory of its own"
-    Launcher.global_scratch_size = 0
-    assert recorder.tape(output, []) is None, "a tensor that is neither here nor there"
-    assert recorder.tape(q, [lasting]) is None, "a result that is no room"
-    assert recorder.tape(output, [lasting]) is not None
+    Compiled.global_scratch_size = 16
+    assert recorder.replay(output, [lasting]) is None, "it would need memory of its own"
+    Compiled.global_scratch_size = 0
+    assert recorder.replay(output, []) is None, "a tensor that is neither here nor there"
+    assert recorder.replay(q, [lasting]) is None, "a result that is no room"
+    assert recorder.replay(output, [lasting]) is not None
     output.fill_(1.0)
-    assert recorder.tape(output, [lasting]) is None, "PyTorch has written to it"
+    assert recorder.replay(output, [lasting]) is None, "PyTorch has written to it"
 
 
 def test_a_part_of_nothing_does_not_keep_the_whole() -> None:
     from clearhead.kernels.gpu import replay as module
-    from clearhead.kernels.gpu.launcher import Launches
+    from clearhead.kernels.gpu.launcher import Launcher
 
-    recorder = module.Recorder(Launches(), ())
+    recorder = module.Recorder(Launcher(), ())
     output = recorder.room((8,), torch.float32, torch.device("cpu"))
     step = recorder.step(set(), None, None, (1,), (output[3:3], output), {})
     assert step.args[0].untyped_storage().nbytes() == 0
     assert step.args[1] is None
 
 
-def test_tapes_are_bounded() -> None:
+def test_replays_are_bounded() -> None:
     from clearhead.core.problem import pose
     from clearhead.kernels.gpu import call as module
 
     call = module.Call(pose(*torch.randn((3, *SHAPE)).unbind(0)))
     for n in range(3 * module.MOST):
         assert call.replayed(n, (), lambda n=n: n) == n
-    assert len(call.tapes) <= module.MOST
+    assert len(call.replays) <= module.MOST
