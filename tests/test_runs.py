@@ -93,11 +93,11 @@ def test_blocks_and_tiles_cover_what_is_seen(name: str) -> None:
     import torch
 
     from clearhead.kernels.gpu.key_ranges import key_ranges
-    from clearhead.kernels.hopper.schedule import Cut, spans_of
+    from clearhead.kernels.hopper.schedule import TileConfig, key_ranges_of
 
     found = key_ranges(ONE[name], GRID)
     assert found is not None
-    spans = spans_of(*found, KEYS, 128, torch.device("cpu"), Cut(rows=4, columns=4, consumers=2))
+    spans = key_ranges_of(*found, KEYS, 128, torch.device("cpu"), TileConfig(rows=4, columns=4, consumers=2))
     allowed = dense(ONE[name])[:, :, spans.start : spans.stop]
     edges = spans.edges.numpy()
     assert np.array_equal(pairs(edges[..., 0], edges[..., 1], spans.stop - spans.start), allowed)
@@ -125,7 +125,7 @@ try:
     from triton.experimental.gluon.language.nvidia import hopper
 except ImportError:
     sys.exit(77)
-from clearhead.kernels.hopper import pipeline as ring
+from clearhead.kernels.hopper import pipeline
 
 
 class Number(int):
@@ -146,22 +146,22 @@ def where(test, one, other):
     return Number(one if test else other)
 
 
-job_of = ring.job_of.fn
-ring.job_of = job_of
+job_of = pipeline.job_of.fn
+pipeline.job_of = job_of
 for jobs, programs in ((1, 1), (7, 7), (5, 3), (6, 3), (8, 3), (9, 3), (10, 3), (512, 132)):
     done = []
     for place in range(programs):
-        ring.gl = SimpleNamespace(
+        pipeline.gl = SimpleNamespace(
             program_id=lambda axis: place, num_programs=lambda axis: programs, where=where, int32=None, minimum=min
         )
-        done.append([int(job_of(number)) for number in range(ring.rounds_of.fn(jobs))])
+        done.append([int(job_of(number)) for number in range(pipeline.rounds_of.fn(jobs))])
     assert sorted(sum(done, [])) == list(range(jobs)), (jobs, programs)
 # the last of 16 causal heads' blocks, longest first: all programs have the same to do
 costs = [sum(32 - job // 16 for job in some) for some in done]
 assert max(costs) <= 1.02 * sum(costs) / programs, (max(costs), sum(costs) / programs)
 
 for blocks, heads, side in ((1, 1, 1), (4, 6, 1), (4, 6, 6), (4, 6, 2), (3, 7, 3), (5, 7, 4)):
-    found = [ring.share.fn(job, blocks, heads, side) for job in range(blocks * heads)]
+    found = [pipeline.share.fn(job, blocks, heads, side) for job in range(blocks * heads)]
     assert sorted(found) == [(block, head) for block in range(blocks) for head in range(heads)]
     groups = [head // side for _, head in found]
     assert groups == sorted(groups), "some heads at a time"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from interpreted import INSTALLED
 
-WANTED = ("forward", "repair", "spread", "gradients_of_keys", "gradients_of_queries", "split_keys", "merge_parts")
+WANTED = ("forward", "repair", "deltas", "gradients_of_keys", "gradients_of_queries", "split_keys", "merge_parts")
 
 
 @pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")

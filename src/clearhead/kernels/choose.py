@@ -17,10 +17,10 @@ from clearhead.kernels.tiled import tiled
 from clearhead.kernels.triton import triton
 from clearhead.kernels.vendor import vendor
 
-KERNELS: tuple[Kernel, ...] = (compiled, vendor, hopper, triton, tiled, dense)
-
 # kernels for GPUs, in the order that they are taken where nothing is measured
 ON_GPU: tuple[Kernel, ...] = (vendor, hopper, triton)
+
+KERNELS: tuple[Kernel, ...] = (compiled, *ON_GPU, tiled, dense)
 
 # Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
 # (`make bench`).

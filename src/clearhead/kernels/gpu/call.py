@@ -22,7 +22,7 @@ from clearhead.kernels.gpu import masks as spans
 from clearhead.kernels.gpu.cache_key import Cache, LeastRecentlyUsed, cache_key_of
 from clearhead.kernels.gpu.bypass import descriptor_of
 from clearhead.kernels.gpu.compiling import compiled_ahead
-from clearhead.kernels.gpu.device import Form, Lists, Scoring
+from clearhead.kernels.gpu.device import KernelForm, Lists, Scoring
 from clearhead.kernels.gpu.launcher import Launcher, hooked
 from clearhead.kernels.gpu.masks import four_axes, upload
 from clearhead.kernels.gpu.replay import MOST, TRIES, Recorder, Replay, tensors_of
@@ -67,12 +67,12 @@ class Call:
         self.mask = spans.prepare(problem.mask, grid, self.device)
         raw = problem.softcap is None and not isinstance(problem.bias, Added) and problem.scale > SMALLEST
         kind, bias, strides, offset, centre = self.bias(problem.scale if raw else 1.0)
-        features, width = self.q.shape[-1], self.v.shape[-1]
-        self.form = Form(
-            features=features,
-            padded=max(16, power_of_2(features)),
-            width=width,
-            padded_width=max(16, power_of_2(width)),
+        head_dim, value_dim = self.q.shape[-1], self.v.shape[-1]
+        self.form = KernelForm(
+            head_dim=head_dim,
+            padded_head_dim=max(16, power_of_2(head_dim)),
+            value_dim=value_dim,
+            padded_value_dim=max(16, power_of_2(value_dim)),
             group=problem.group,
             heads=grid.heads,
             raw=raw,
@@ -278,7 +278,7 @@ class Call:
     def results(self, observing: bool) -> Forward:
         """Room for what a forward gives."""
         rows = (*self.grid.batch, self.grid.heads, self.grid.queries)
-        output = self.launch.room((*rows, self.form.width), self.q.dtype, self.device)
+        output = self.launch.room((*rows, self.form.value_dim), self.q.dtype, self.device)
         new = partial(self.launch.room, rows, torch.float32, self.device)
         lse, peak, total = new(), new(), new()
         largest, entropy = (new() if observing else None for _ in range(2))
@@ -294,7 +294,7 @@ class Call:
 
     def blocks(self, kernel: str, size: int) -> Blocks:
         """The blocks of a kernel, with no more rows than `size` needs."""
-        key = (dtype_name(self.q), self.form.padded, self.form.padded_width)
+        key = (dtype_name(self.q), self.form.padded_head_dim, self.form.padded_value_dim)
         return tuning.blocks(kernel, key, size, *machine(self.device))
 
     def fitted(self, kernel: str, size: int, launch: Callable[[Blocks], None]) -> None:

@@ -1,7 +1,7 @@
 """What every GPU kernel does to a tile: load it, multiply, turn products into scores, mask them, drop weights.
 
-Functions here are Triton's and run on the device; `Form` says what is fixed when they are compiled, the other tuples
-what is not. Scores are kept in `unit`s of nats: where a score is only a scaled product it stays the bare product, and
+Functions here are Triton's and run on the device; `KernelForm` says what is fixed when they are compiled, the other
+tuples what is not. Scores are kept in `unit`s of nats: where a score is only a scaled product it stays the bare product, and
 2^(score · factor − shift) is its exponential, one multiply-add and one exponential for each pair. ALiBi's slopes and
 tables of biases are then divided by the scale, so that they join the bare product.
 """
@@ -26,13 +26,13 @@ BAND, BEFORE, DOCUMENTS, FLAGS, BLOCKS, ARRAY, AND, OR, NOT = map(tl.constexpr, 
 NONE, ADDED, ALIBI, TABLE = map(tl.constexpr, range(4))
 
 
-class Form(NamedTuple):
+class KernelForm(NamedTuple):
     """What a kernel is compiled for."""
 
-    features: int  # D and Dv, and the powers of two that hold them
-    padded: int
-    width: int
-    padded_width: int
+    head_dim: int  # D and Dv, and the powers of two that hold them
+    padded_head_dim: int
+    value_dim: int
+    padded_value_dim: int
     group: int  # query heads that share a key head
     heads: int
     raw: bool  # scores stay in the unit of products: a positive scale is in the factor

@@ -53,7 +53,7 @@ def by_key(
     k += batch.to(tl.int64) * k_strides[0] + (head // form.group).to(tl.int64) * k_strides[1]
     shift_at += number.to(tl.int64) * T
     inverse_at += number.to(tl.int64) * T
-    keys = load_rows(k, k_strides[2], block * BN, 0, S, BN, form.features, form.padded, False)
+    keys = load_rows(k, k_strides[2], block * BN, 0, S, BN, form.head_dim, form.padded_head_dim, False)
     places = block * BN + tl.arange(0, BN)
     columns = places[:, None]
     limits = span_of(span, batch, form)
@@ -98,7 +98,7 @@ def by_key(
             live = ((one + two) > 0) & (first < stop)
             full = ((one + two) == 4) & (first + BM <= stop) & (first >= lowest)
         if live:
-            queries = load_rows(q, q_strides[2], first, 0, stop, BM, form.features, form.padded, False)
+            queries = load_rows(q, q_strides[2], first, 0, stop, BM, form.head_dim, form.padded_head_dim, False)
             product = multiply(keys, tl.trans(queries), tl.zeros((BN, BM), tl.float32), form)
             rows = (first + tl.arange(0, BM))[None, :]
             scores, _ = score(product, scoring, rows, columns, head, batch, T, S, form)
@@ -205,7 +205,7 @@ def top_keys(
     q += batch.to(tl.int64) * q_strides[0] + head.to(tl.int64) * q_strides[1]
     k += batch.to(tl.int64) * k_strides[0] + (head // form.group).to(tl.int64) * k_strides[1]
     rows = block * BM + tl.arange(0, BM)
-    queries = load_rows(q, q_strides[2], block * BM, 0, T, BM, form.features, form.padded, False)
+    queries = load_rows(q, q_strides[2], block * BM, 0, T, BM, form.head_dim, form.padded_head_dim, False)
     limits = span_of(span, batch, form)
     slots = tl.arange(0, K)[None, :]
     # places beyond the count are never the worst
@@ -215,7 +215,7 @@ def top_keys(
     for i in range(mixed + full):
         tile = any_tile(lists, i, mixed, a, b, c, form)
         columns = (tile * BN + tl.arange(0, BN))[None, :]
-        keys = load_rows(k, k_strides[2], tile * BN, 0, S, BN, form.features, form.padded, False)
+        keys = load_rows(k, k_strides[2], tile * BN, 0, S, BN, form.head_dim, form.padded_head_dim, False)
         product = multiply(queries, tl.trans(keys), tl.zeros((BM, BN), tl.float32), form)
         scores, _ = score(product, scoring, rows[:, None], columns, head, batch, T, S, form)
         if i < mixed:
@@ -245,14 +245,14 @@ def rows_of_weights(
     batch, head = number // form.heads, number % form.heads
     q += batch.to(tl.int64) * q_strides[0] + head.to(tl.int64) * q_strides[1]
     k += batch.to(tl.int64) * k_strides[0] + (head // form.group).to(tl.int64) * k_strides[1]
-    PADDED: tl.constexpr = form.padded
+    PADDED: tl.constexpr = form.padded_head_dim
     place = block * BM + tl.arange(0, BM)
     rows = tl.load(chosen + place, mask=place < count, other=0)
     features = tl.arange(0, PADDED)
     at = q + rows.to(tl.int64)[:, None] * q_strides[2] + features[None, :]
-    queries = tl.load(at, mask=(place < count)[:, None] & (features < form.features)[None, :], other=0.0)
+    queries = tl.load(at, mask=(place < count)[:, None] & (features < form.head_dim)[None, :], other=0.0)
     columns = (tile * BN + tl.arange(0, BN))[None, :]
-    keys = load_rows(k, k_strides[2], tile * BN, 0, S, BN, form.features, form.padded, False)
+    keys = load_rows(k, k_strides[2], tile * BN, 0, S, BN, form.head_dim, form.padded_head_dim, False)
     product = multiply(queries, tl.trans(keys), tl.zeros((BM, BN), tl.float32), form)
     scores, _ = score(product, scoring, rows[:, None], columns, head, batch, T, S, form)
     here = number.to(tl.int64) * T + rows

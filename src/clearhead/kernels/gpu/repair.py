@@ -17,12 +17,12 @@ def finished(call: Call, peak: torch.Tensor, total: torch.Tensor, weighted: torc
     """Log-sum-exp; and largest score and entropy, where Σ x e^x of x = score − peak is given."""
     new = partial(call.launch.room, peak.shape, torch.float32, call.device)
     lse, entropy = new(), weighted is not None
-    largest, spread = (new() if entropy else None for _ in range(2))
+    largest, entropies = (new() if entropy else None for _ in range(2))
     call.launch(
         ("finish", entropy), finish_rows, (cdiv(lse.numel(), 1024),),
-        peak, total, weighted, lse, largest, spread, lse.numel(), ENTROPY=entropy, N=1024,
+        peak, total, weighted, lse, largest, entropies, lse.numel(), ENTROPY=entropy, N=1024,
     )  # fmt: skip
-    return lse, largest, spread
+    return lse, largest, entropies
 
 
 def repaired(call: Call, forward: Forward, odd: torch.Tensor) -> None:

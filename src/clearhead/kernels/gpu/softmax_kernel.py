@@ -40,12 +40,12 @@ def softmax_step(scores, peak, total, weighted, factor, RISKY: tl.constexpr, ENT
         exponents = tl.fma(scores, factor, -(shift * factor)[:, None])
         moved = peak * factor - shift * factor
     e = tl.exp2(exponents)
-    fade = tl.exp2(moved)
+    alpha = tl.exp2(moved)
     if ENTROPY:
         if RISKY:
             exponents = tl.maximum(exponents, -1000.0)  # 2^−1000 is 0 here, and 0 · −inf would be NaN
-        weighted = fade * (weighted + total * tl.maximum(moved, -1000.0)) + tl.sum(e * exponents, 1)
-    return e, fade, new, total * fade + tl.sum(e, 1), weighted
+        weighted = alpha * (weighted + total * tl.maximum(moved, -1000.0)) + tl.sum(e * exponents, 1)
+    return e, alpha, new, total * alpha + tl.sum(e, 1), weighted
 
 
 @triton.jit
@@ -58,15 +58,15 @@ def attend(
     first = tile * BN
     columns = (first + tl.arange(0, BN))[None, :]
     if FULL and form.described:
-        keys = load_described(described[0], batch, head // form.group, first, BN, form.padded)
+        keys = load_described(described[0], batch, head // form.group, first, BN, form.padded_head_dim)
     else:
-        keys = load_rows(k, strides[0], first, seen_low, seen_high, BN, form.features, form.padded, FULL)
+        keys = load_rows(k, strides[0], first, seen_low, seen_high, BN, form.head_dim, form.padded_head_dim, FULL)
     product = multiply(q, tl.trans(keys), tl.zeros((q.shape[0], BN), tl.float32), form)
     scores, _ = score(product, scoring, rows[:, None], columns, head, batch, T, S, form)
     if FULL and form.described:
-        v_tile = load_described(described[1], batch, head // form.group, first, BN, form.padded_width)
+        v_tile = load_described(described[1], batch, head // form.group, first, BN, form.padded_value_dim)
     else:
-        v_tile = load_rows(v, strides[1], first, seen_low, seen_high, BN, form.width, form.padded_width, FULL)
+        v_tile = load_rows(v, strides[1], first, seen_low, seen_high, BN, form.value_dim, form.padded_value_dim, FULL)
     if not FULL:
         if form.program is None:
             allowed = allowed_by_span(limits[0], limits[1], limits[2], rows[:, None], columns)
@@ -76,12 +76,12 @@ def attend(
             seen = tl.max(allowed.to(tl.int32), 0) > 0
             v_tile = tl.where(seen[:, None], v_tile, 0.0)
         scores = tl.where(allowed, scores, float("-inf"))
-    e, fade, peak, total, weighted = softmax_step(
+    e, alpha, peak, total, weighted = softmax_step(
         scores, peak, total, weighted, scoring.factor, (not FULL) or form.bias != NONE, ENTROPY
     )
     if form.dropout:
         e *= tl.where(kept(scoring, rows[:, None], columns, head, batch, form), scoring.rescale, 0.0)
-    values = values * fade[:, None]
+    values = values * alpha[:, None]
     if FULL:
         values = multiply(e.to(v_tile.dtype), v_tile, values, form)
     else:
@@ -143,12 +143,12 @@ def sums_of_block(
 
     APART: tiles that are full have a loop of their own, which masks nothing, and takes as long to compile as the other.
     """
-    WIDTH: tl.constexpr = form.padded_width
+    WIDTH: tl.constexpr = form.padded_value_dim
     batch, head = tl.cast(number // form.heads, tl.int32), tl.cast(number % form.heads, tl.int32)
     q += batch.to(tl.int64) * q_strides[0] + head.to(tl.int64) * q_strides[1]
     k += batch.to(tl.int64) * k_strides[0] + (head // form.group).to(tl.int64) * k_strides[1]
     v += batch.to(tl.int64) * v_strides[0] + (head // form.group).to(tl.int64) * v_strides[1]
-    queries = load_rows(q, q_strides[2], block * BM, 0, T, BM, form.features, form.padded, False)
+    queries = load_rows(q, q_strides[2], block * BM, 0, T, BM, form.head_dim, form.padded_head_dim, False)
     limits = span_of(span, batch, form)
     seen_low, seen_high = 0, S
     if form.program is None:
@@ -181,10 +181,10 @@ def sums_of_block(
 @triton.jit
 def store_output(out, unrounded, result, here, inside, UNROUNDED: tl.constexpr, form: tl.constexpr):
     """A block's output to its place, rounded, and unrounded where that is wanted too."""
-    WIDTH: tl.constexpr = form.padded_width
+    WIDTH: tl.constexpr = form.padded_value_dim
     columns = tl.arange(0, WIDTH)
-    at = (here * form.width)[:, None] + columns[None, :]
-    real = inside[:, None] & (columns < form.width)[None, :]
+    at = (here * form.value_dim)[:, None] + columns[None, :]
+    real = inside[:, None] & (columns < form.value_dim)[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=real)
     if UNROUNDED:
         tl.store(unrounded + at, result, mask=real)

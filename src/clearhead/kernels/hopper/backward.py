@@ -22,7 +22,7 @@ PIECE = 64  # rows and columns of a piece of dq
 
 
 @dataclass(frozen=True)
-class Cut:
+class BackwardConfig:
     """How the work is cut up: `columns` queries a tile."""
 
     columns: int = 64
@@ -32,14 +32,14 @@ class Cut:
 
 
 # by head_dim, what 64k registers and 227 KB of shared memory hold; columns times head_dim is twice a piece
-CUTS = {64: Cut(columns=128), 128: Cut()}
+CONFIGS = {64: BackwardConfig(columns=128), 128: BackwardConfig()}
 
 
 @dataclass(frozen=True)
-class Form:
+class BackwardForm:
     """What is computed, as far as it changes the code."""
 
-    width: int
+    head_dim: int
     upper: bool  # query i sees no key after i + upper
     lower: bool  # query i sees no key before i + lower
     softcap: bool
@@ -59,7 +59,6 @@ def gradients(
     lower: int | None = None,
     softcap: float | None = None,
     keys: int | None = None,
-    cut: Cut | None = None,
     dlse: torch.Tensor | None = None,
     launch: Launcher | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -71,7 +70,7 @@ def gradients(
     hold anything and have gradient 0. The order in which dq is added up is not fixed: its last bits may differ from run
     to run.
     """
-    batch, heads, length, width = q.shape
+    batch, heads, length, head_dim = q.shape
     high, low = (2**30 if upper is None else upper), (-(2**30) if lower is None else lower)
     keys = k.shape[2] if keys is None else keys
     # only queries that see something and keys that somebody sees take part
@@ -84,11 +83,11 @@ def gradients(
     queries, keys = last - first, stop - start
     if low > high or queries <= 0 or keys <= 0 or not dq.numel() or not dk.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
-    cut = cut or CUTS[width]
-    tiles = -(-queries // cut.columns)
-    padded = tiles * cut.columns
+    config = CONFIGS[head_dim]
+    tiles = -(-queries // config.columns)
+    padded = tiles * config.columns
     shifts = launch.room((batch * heads * padded * 2,), torch.float32, q.device)
-    dqs = launch.zeros((batch * heads * padded * width,), torch.float32, q.device)
+    dqs = launch.zeros((batch * heads * padded * head_dim,), torch.float32, q.device)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     k, v, dk_seen, dv_seen = (a[:, :, start:] if start else a for a in (k, v, dk, dv))
@@ -97,25 +96,25 @@ def gradients(
     blocks = -(-keys // KEYS)
     side = 1
     if upper is not None or lower is not None:
-        side = side_by_side(blocks, batch * k.shape[1], q.device, waves=cut.waves)
-    form = Form(width, upper is not None, lower is not None, softcap is not None, heads != k.shape[1])
+        side = side_by_side(blocks, batch * k.shape[1], q.device, waves=config.waves)
+    form = BackwardForm(head_dim, upper is not None, lower is not None, softcap is not None, heads != k.shape[1])
     launch(
         ("lay_out", alike(dout, output, peak, total, dlse)), lay_out, (padded // PIECE, heads, batch),
         dout, output, peak, total, peak if dlse is None else dlse, shifts, first, queries, length, padded,
-        *dout.stride()[:3], width, cut.columns, dlse is not None, num_warps=4,
+        *dout.stride()[:3], head_dim, config.columns, dlse is not None, num_warps=4,
     )  # fmt: skip
     launch(
         "by_keys", by_keys, (blocks * batch * k.shape[1],),
-        described(q, queries, cut.columns), described(given, queries, cut.columns),
+        described(q, queries, config.columns), described(given, queries, config.columns),
         described(k, keys, KEYS // 2), described(v, keys, KEYS // 2),
-        described(dk_seen, keys, KEYS // 2), described(dv_seen, keys, KEYS // 2), numbers(shifts, cut.columns), dqs,
+        described(dk_seen, keys, KEYS // 2), described(dv_seen, keys, KEYS // 2), numbers(shifts, config.columns), dqs,
         queries, keys, k.shape[1], batch * k.shape[1], side, heads // k.shape[1],
         high + move if upper is not None else 0, low + move if lower is not None else 0, tiles,
-        scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e), form, cut, num_warps=4,
+        scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e), form, config, num_warps=4,
     )  # fmt: skip
     launch(
-        "finish", finish, (padded // PIECE, width // PIECE, batch * heads),
-        dqs, dq, first, queries, length, padded, scale, width, num_warps=4,
+        "finish", finish, (padded // PIECE, head_dim // PIECE, batch * heads),
+        dqs, dq, first, queries, length, padded, scale, head_dim, num_warps=4,
     )  # fmt: skip
     return dq, dk, dv
 

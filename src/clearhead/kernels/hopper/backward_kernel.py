@@ -6,25 +6,26 @@ down, so that weights are left operands where they are computed, in registers:
     scoresᵀ = k @ qᵀ                        (rows of keys, columns of queries)
     pᵀ      = 2^(c·scoresᵀ − shift)         `shift` of a query is c·peak + log2 total; +inf where it sees nothing
     dpᵀ     = v @ doutᵀ
-    dsᵀ     = pᵀ · (dpᵀ − taken)            `taken` of a query is Σ dout · output − dlse
+    dsᵀ     = pᵀ · (dpᵀ − delta)            `delta` of a query is Σ dout · output − dlse
     dv     += pᵀ @ dout
     dk     += dsᵀ @ q
     dq      = ds @ k                        added to what other blocks of keys give these queries
 
-One warp, the producer, copies tiles of queries and of gradients into a ring in shared memory. Two consumers, of four
-warps and 64 keys each, compute. For dq they need each other's ds, which goes through shared memory: a consumer computes
-the scores of the next tile before it asks for the other's, so that neither waits long, and takes exponentials while
-ds @ k is computed. FlashAttention-3's backward (Shah and others, 2024, arXiv:2407.08608) divides the work in this way.
+One warp, the producer, copies tiles of queries and of gradients into a pipeline in shared memory. Two consumers, of
+four warps and 64 keys each, compute. For dq they need each other's ds, which goes through shared memory: a consumer
+computes the scores of the next tile before it asks for the other's, so that neither waits long, and takes exponentials
+while ds @ k is computed. FlashAttention-3's backward (Shah and others, 2024, arXiv:2407.08608) divides the work so.
 
 dq is added up in float32, in memory, in the order in which blocks come to it, so its last bits may differ from run to
 run. It lies there by pieces, in the order in which threads hold it, so that a thread adds four numbers at a time.
 
-CUT and FORM are the values of `backward.py` that say how the work is cut up and what is computed.
+CONFIG and FORM are the values of `backward.py` that say how the work is cut up and what is computed.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -42,6 +43,16 @@ LOG2E = gl.constexpr(math.log2(math.e))
 PRODUCER_REGISTERS = gl.constexpr(24)
 ROWS = gl.constexpr(64)  # keys of a consumer; and rows and columns of a piece of dq
 CONSUMERS = gl.constexpr(2)
+
+
+class QueryPipeline(NamedTuple):
+    """Slots for tiles of queries, of gradients, and of their numbers; barriers for 'it is there' and 'it was used'."""
+
+    queries: Any
+    douts: Any
+    numbers: Any
+    full: Any
+    empty: Any
 
 
 @gluon.jit
@@ -69,58 +80,58 @@ def place_of(step, walk, FORM: gl.constexpr):
 
 
 @gluon.jit
-def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
+def produce(load, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """Copy all tiles, and one more that nobody uses, each as soon as its slot is free."""
-    q_rows, dout_rows, shifts, batch, head, heads, tiles, steps, walk, ring = load
-    N: gl.constexpr = CUT.value.columns
+    q_rows, dout_rows, shifts, batch, head, heads, tiles, steps, walk, pipeline = load
+    N: gl.constexpr = CONFIG.value.columns
     for step in range(steps + 1):
-        slot = step % CUT.value.stages
+        slot = step % CONFIG.value.stages
         tile, member = place_of(step, walk, FORM)
         entry = ((batch * heads + head + member) * tiles + tile) * 2
-        mbarrier.wait(ring[4].index(slot), ((step // CUT.value.stages) & 1) ^ 1)
-        full = ring[3].index(slot)
+        mbarrier.wait(pipeline.empty.index(slot), ((step // CONFIG.value.stages) & 1) ^ 1)
+        full = pipeline.full.index(slot)
         mbarrier.expect(full, 2 * q_rows.block_type.nbytes + 2 * shifts.block_type.nbytes)
-        async_load(q_rows, [batch, head + member, tile * N, 0], full, ring[0].index(slot))
-        async_load(shifts, [entry * N], full, ring[2].index(slot * 2))
-        async_load(dout_rows, [batch, head + member, tile * N, 0], full, ring[1].index(slot))
-        async_load(shifts, [(entry + 1) * N], full, ring[2].index(slot * 2 + 1))
+        async_load(q_rows, [batch, head + member, tile * N, 0], full, pipeline.queries.index(slot))
+        async_load(shifts, [entry * N], full, pipeline.numbers.index(slot * 2))
+        async_load(dout_rows, [batch, head + member, tile * N, 0], full, pipeline.douts.index(slot))
+        async_load(shifts, [(entry + 1) * N], full, pipeline.numbers.index(slot * 2 + 1))
 
 
 @gluon.jit
-def await_tile(ring, step, CUT: gl.constexpr):
+def await_tile(pipeline, step, CONFIG: gl.constexpr):
     """Wait until the tile of this step is there."""
-    mbarrier.wait(ring[3].index(step % CUT.value.stages), (step // CUT.value.stages) & 1)
+    mbarrier.wait(pipeline.full.index(step % CONFIG.value.stages), (step // CONFIG.value.stages) & 1)
 
 
 @gluon.jit
-def tile_of(tiles, step, CUT: gl.constexpr):
-    """The queries of this step, or the gradients of their outputs: (columns, width)."""
-    tile = tiles.index(step % CUT.value.stages)
+def tile_of(tiles, step, CONFIG: gl.constexpr):
+    """The queries of this step, or the gradients of their outputs: (columns, head_dim)."""
+    tile = tiles.index(step % CONFIG.value.stages)
     return tile.reshape([tile.shape[2], tile.shape[3]])
 
 
 @gluon.jit
-def numbers_of(ring, step, PART: gl.constexpr, CUT: gl.constexpr):
-    """Of the queries of this step the shift (0) or −taken (1)."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
-    return ring[2].index(step % CUT.value.stages * 2 + PART).load(gl.SliceLayout(0, layout))
+def numbers_of(pipeline, step, PART: gl.constexpr, CONFIG: gl.constexpr):
+    """Of the queries of this step the shift (0) or −delta (1)."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CONFIG.value.columns, 16])
+    return pipeline.numbers.index(step % CONFIG.value.stages * 2 + PART).load(gl.SliceLayout(0, layout))
 
 
 @gluon.jit
-def turned_product(block, tile, CUT: gl.constexpr):
+def turned_product(block, tile, CONFIG: gl.constexpr):
     """Start block @ tileᵀ."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
-    zeros = gl.full([ROWS, CUT.value.columns], 0.0, gl.float32, layout)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CONFIG.value.columns, 16])
+    zeros = gl.full([ROWS, CONFIG.value.columns], 0.0, gl.float32, layout)
     return warpgroup_mma(block, tile.permute((1, 0)), zeros, is_async=True, use_acc=False)
 
 
 @gluon.jit
-def weights(scores, ring, step, tile, bounds, numbers, k, FORM: gl.constexpr, CUT: gl.constexpr):
+def weights(scores, pipeline, step, tile, bounds, scales, k, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """The weights of a tile, 0 where a query does not see a key; packed in pairs, see `softmax.packed`."""
     keys, upper, lower, first, mine = bounds
-    scale, softcap, factor = numbers
-    N: gl.constexpr = CUT.value.columns
-    shift = numbers_of(ring, step, 0, CUT)
+    scale, softcap, factor = scales
+    N: gl.constexpr = CONFIG.value.columns
+    shift = numbers_of(pipeline, step, 0, CONFIG)
     if FORM.value.softcap:
         scores = softcap - 2 * softcap * reciprocal(gl.exp2(scores * (scale / softcap * 2 * LOG2E)) + 1)
     even, odd = gl.split(gl.reshape(gl.exp2(scores * factor - shift[None, :]), [ROWS, N // 2, 2]))
@@ -189,13 +200,13 @@ def add_piece(dqs, piece, dq):
 
 
 @gluon.jit
-def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
+def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """dk and dv of one consumer's keys, and its half of what the block of keys adds to dq."""
-    dk_rows, dv_rows, dqs, place, walk, steps, bounds, numbers, blocks, ring, exchange = work
-    N: gl.constexpr = CUT.value.columns
-    WIDTH: gl.constexpr = FORM.value.width
+    dk_rows, dv_rows, dqs, place, walk, steps, bounds, scales, blocks, pipeline, exchange = work
+    N: gl.constexpr = CONFIG.value.columns
+    HEAD_DIM: gl.constexpr = FORM.value.head_dim
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N, 16])
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, WIDTH, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, HEAD_DIM, 16])
     PIECE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, ROWS, 16])
     batch, head, heads, key_head, tiles = place
     first = bounds[3]
@@ -203,23 +214,23 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     ds_tiles, ds_full, done = exchange
     mine = first + INDEX * ROWS
     bounds = (bounds[0], bounds[1], bounds[2], first, mine)
-    k = k_block.index(INDEX).reshape([ROWS, WIDTH])
-    v = v_block.index(INDEX).reshape([ROWS, WIDTH])
+    k = k_block.index(INDEX).reshape([ROWS, HEAD_DIM])
+    v = v_block.index(INDEX).reshape([ROWS, HEAD_DIM])
     type: gl.constexpr = k.dtype
-    dk = gl.full([ROWS, WIDTH], 0.0, gl.float32, SUMS)
-    dv = gl.full([ROWS, WIDTH], 0.0, gl.float32, SUMS)
+    dk = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, SUMS)
+    dv = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, SUMS)
 
     mbarrier.wait(kv_full, 0)
-    await_tile(ring, 0, CUT)
-    scores = warpgroup_mma_wait(0, deps=(turned_product(k, tile_of(ring[0], 0, CUT), CUT),))
+    await_tile(pipeline, 0, CONFIG)
+    scores = warpgroup_mma_wait(0, deps=(turned_product(k, tile_of(pipeline.queries, 0, CONFIG), CONFIG),))
     tile, _ = place_of(0, walk, FORM)
-    pairs = weights(scores, ring, 0, tile, bounds, numbers, k, FORM, CUT)
+    pairs = weights(scores, pipeline, 0, tile, bounds, scales, k, FORM, CONFIG)
     dq = gl.full([ROWS, ROWS], 0.0, gl.float32, PIECE)
     piece = ((batch * heads + head) * tiles + tile) * 2 + INDEX
     for step in range(steps):
-        # dp − taken, and dv of this tile; meanwhile dq of the tile before goes out
-        dout = tile_of(ring[1], step, CUT)
-        dp = gl.full([ROWS, N], 0.0, gl.float32, SCORES) + numbers_of(ring, step, 1, CUT)[None, :]
+        # dp − delta, and dv of this tile; meanwhile dq of the tile before goes out
+        dout = tile_of(pipeline.douts, step, CONFIG)
+        dp = gl.full([ROWS, N], 0.0, gl.float32, SCORES) + numbers_of(pipeline, step, 1, CONFIG)[None, :]
         dp = warpgroup_mma(v, dout.permute((1, 0)), dp, is_async=True)
         p = unpacked(pairs, k, SCORES)
         p_left = gl.convert_layout(p, gl.DotOperandLayout(0, SUMS, 2), assert_trivial=True)
@@ -228,7 +239,7 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
         dp = warpgroup_mma_wait(1, deps=(dp,))
         ds = p.to(gl.float32) * dp
         if FORM.value.softcap:
-            ds = ds * slope_of(p.to(gl.float32), numbers_of(ring, step, 0, CUT), numbers[1])
+            ds = ds * slope_of(p.to(gl.float32), numbers_of(pipeline, step, 0, CONFIG), scales[1])
         ds = ds.to(type)
         # ds for both consumers, dk of this tile, the next tile's scores. The slot is free: the other consumer has used
         # what was there before it gave its ds of the step before this, and this one has waited for that.
@@ -237,9 +248,9 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
         fence_async_shared()
         mbarrier.arrive(ds_full.index(slot), count=1)
         ds_left = gl.convert_layout(ds, gl.DotOperandLayout(0, SUMS, 2), assert_trivial=True)
-        dk = warpgroup_mma(ds_left, tile_of(ring[0], step, CUT), dk, is_async=True)
-        await_tile(ring, step + 1, CUT)
-        scores = turned_product(k, tile_of(ring[0], step + 1, CUT), CUT)
+        dk = warpgroup_mma(ds_left, tile_of(pipeline.queries, step, CONFIG), dk, is_async=True)
+        await_tile(pipeline, step + 1, CONFIG)
+        scores = turned_product(k, tile_of(pipeline.queries, step + 1, CONFIG), CONFIG)
         # all that is done makes room: there is no register to spare
         dv, dk, p_left, ds_left = warpgroup_mma_wait(1, deps=(dv, dk, p_left, ds_left))
         # dq of this tile, the next tile's weights
@@ -247,18 +258,18 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
         dq = gl.full([ROWS, ROWS], 0.0, gl.float32, PIECE)
         for other in gl.static_range(CONSUMERS):
             left = ds_tiles.index(slot * CONSUMERS + other).permute((1, 0))
-            right = k_block.index(other).reshape([ROWS, WIDTH])
+            right = k_block.index(other).reshape([ROWS, HEAD_DIM])
             if N > ROWS:
                 left = left.slice(INDEX * ROWS, ROWS, dim=0)
             else:
                 right = right.slice(INDEX * ROWS, ROWS, dim=1)
             dq = warpgroup_mma(left, right, dq, is_async=True, use_acc=other > 0)
         scores = warpgroup_mma_wait(CONSUMERS, deps=(scores,))
-        mbarrier.arrive(ring[4].index(step % CUT.value.stages), count=1)
+        mbarrier.arrive(pipeline.empty.index(step % CONFIG.value.stages), count=1)
         tile, member = place_of(step, walk, FORM)
         piece = ((batch * heads + head + member) * tiles + tile) * 2 + INDEX
         tile, _ = place_of(step + 1, walk, FORM)
-        pairs = weights(scores, ring, step + 1, tile, bounds, numbers, k, FORM, CUT)
+        pairs = weights(scores, pipeline, step + 1, tile, bounds, scales, k, FORM, CONFIG)
         dq = warpgroup_mma_wait(0, deps=(dq,))
 
     add_piece(dqs, piece, dq)
@@ -267,34 +278,34 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     fence_async_shared()
     async_store(dv_rows, [batch, key_head, mine, 0], v_block.index(INDEX))
     mbarrier.wait(done, 0)  # the other consumer reads these keys too
-    k.store((dk * numbers[0]).to(type))
+    k.store((dk * scales[0]).to(type))
     fence_async_shared()
     async_store(dk_rows, [batch, key_head, mine, 0], k_block.index(INDEX))
     tma.store_wait(0)
 
 
 @gluon.jit
-def new_ring(q_rows, dout_rows, shifts, CUT: gl.constexpr):
-    """Slots for tiles and the numbers of their queries; a barrier each for 'it is there' and 'it has been used'."""
-    STAGES: gl.constexpr = CUT.value.stages
-    SHAPE: gl.constexpr = [STAGES, 1, 1, CUT.value.columns, q_rows.block_shape[3]]
+def new_pipeline(q_rows, dout_rows, shifts, CONFIG: gl.constexpr):
+    """A pipeline for tiles of queries, and what belongs to them."""
+    STAGES: gl.constexpr = CONFIG.value.stages
+    SHAPE: gl.constexpr = [STAGES, 1, 1, CONFIG.value.columns, q_rows.block_shape[3]]
     queries = gl.allocate_shared_memory(q_rows.dtype, SHAPE, q_rows.layout)
     douts = gl.allocate_shared_memory(dout_rows.dtype, SHAPE, dout_rows.layout)
-    numbers = gl.allocate_shared_memory(gl.float32, [STAGES * 2, CUT.value.columns], shifts.layout)
+    numbers = gl.allocate_shared_memory(gl.float32, [STAGES * 2, CONFIG.value.columns], shifts.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=CONSUMERS)
-    return queries, douts, numbers, full, empty
+    return QueryPipeline(queries, douts, numbers, full, empty)
 
 
 @gluon.jit(do_not_specialize=["queries", "keys", "key_heads", "total", "side", "group", "upper", "lower", "tiles"])
 def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, queries, keys, key_heads, total, side,
-            group, upper, lower, tiles, scale, softcap, factor, FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+            group, upper, lower, tiles, scale, softcap, factor, FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """dk and dv of one block of keys of one head, and what it adds to dq of all queries that see some of it."""
-    N: gl.constexpr = CUT.value.columns
-    WIDTH: gl.constexpr = FORM.value.width
+    N: gl.constexpr = CONFIG.value.columns
+    HEAD_DIM: gl.constexpr = FORM.value.head_dim
     blocks = (keys + ROWS * CONSUMERS - 1) // (ROWS * CONSUMERS)
     block, number = share(gl.program_id(0), blocks, total, side)  # the first keys of a causal head are seen by most
     key_head, batch = number % key_heads, number // key_heads
@@ -306,11 +317,11 @@ def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, qu
     walk = (begin, count)
     steps = count * group
 
-    k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, WIDTH], k_rows.layout)
-    v_block = gl.allocate_shared_memory(v_rows.dtype, [CONSUMERS, 1, 1, ROWS, WIDTH], v_rows.layout)
+    k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, HEAD_DIM], k_rows.layout)
+    v_block = gl.allocate_shared_memory(v_rows.dtype, [CONSUMERS, 1, 1, ROWS, HEAD_DIM], v_rows.layout)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(kv_full, count=1)
-    ring = new_ring(q_rows, dout_rows, shifts, CUT)
+    pipeline = new_pipeline(q_rows, dout_rows, shifts, CONFIG)
     TURNED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, N], k_rows.dtype)
     ds_tiles = gl.allocate_shared_memory(k_rows.dtype, [2 * CONSUMERS, ROWS, N], TURNED)
     ds_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -327,11 +338,11 @@ def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, qu
         async_load(v_rows, place, kv_full, v_block.index(index))
 
     work = (dk_rows, dv_rows, dqs, (batch, head, heads, key_head, tiles), walk, steps, (keys, upper, lower, first),
-            (scale, softcap, factor), (k_block, v_block, kv_full), ring, (ds_tiles, ds_full, done))  # fmt: skip
-    load = (q_rows, dout_rows, shifts, batch, head, heads, tiles, steps, walk, ring)
+            (scale, softcap, factor), (k_block, v_block, kv_full), pipeline, (ds_tiles, ds_full, done))  # fmt: skip
+    load = (q_rows, dout_rows, shifts, batch, head, heads, tiles, steps, walk, pipeline)
     gl.warp_specialize(
-        [(consume, (work, 0, FORM, CUT)), (consume, (work, 1, FORM, CUT)), (produce, (load, FORM, CUT))],
-        [4, 1], [CUT.value.registers, PRODUCER_REGISTERS],
+        [(consume, (work, 0, FORM, CONFIG)), (consume, (work, 1, FORM, CONFIG)), (produce, (load, FORM, CONFIG))],
+        [4, 1], [CONFIG.value.registers, PRODUCER_REGISTERS],
     )  # fmt: skip
 
 
@@ -340,15 +351,15 @@ def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, qu
     do_not_specialize_on_alignment=["peaks", "totals", "shifts"],
 )
 def lay_out(dout, output, peaks, totals, dlses, shifts, first, queries, length, padded, batch_step, head_step, row_step,
-            WIDTH: gl.constexpr, N: gl.constexpr, LSE: gl.constexpr):  # fmt: skip
-    """Shift and −taken of 64 queries, tile by tile; of those that are not there, or see nothing, +inf and 0."""
-    ACROSS: gl.constexpr = WIDTH // 8
+            HEAD_DIM: gl.constexpr, N: gl.constexpr, LSE: gl.constexpr):  # fmt: skip
+    """Shift and −delta of 64 queries, tile by tile; of those that are not there, or see nothing, +inf and 0."""
+    ACROSS: gl.constexpr = HEAD_DIM // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])
     head = gl.program_id(1)
     batch = gl.program_id(2)
     number = (batch * gl.num_programs(1) + head).to(gl.int64)
     row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    column = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
     inside = row < queries
     place = number * length + first + row
     peak = gl.load(peaks + place, inside, float("-inf"))
@@ -357,19 +368,19 @@ def lay_out(dout, output, peaks, totals, dlses, shifts, first, queries, length, 
     dout += batch.to(gl.int64) * batch_step + head.to(gl.int64) * head_step
     at = (first + row).to(gl.int64)[:, None]
     given = gl.load(dout + at * row_step + column[None, :], inside[:, None], 0.0).to(gl.float32)
-    result = gl.load(output + place[:, None] * WIDTH + column[None, :], inside[:, None], 0.0).to(gl.float32)
-    taken = gl.sum(given * result, 1)
+    result = gl.load(output + place[:, None] * HEAD_DIM + column[None, :], inside[:, None], 0.0).to(gl.float32)
+    delta = gl.sum(given * result, 1)
     if LSE:
-        taken -= gl.load(dlses + place, inside, 0.0)
-    taken = gl.where(seen, taken, 0.0)
+        delta -= gl.load(dlses + place, inside, 0.0)
+    delta = gl.where(seen, delta, 0.0)
     shift = gl.where(seen, peak * LOG2E + gl.log2(gl.where(seen, total, 1.0)), float("inf"))
     entry = number * padded * 2 + row // N * (2 * N) + row % N
     gl.store(shifts + entry, shift)
-    gl.store(shifts + entry + N, -taken)
+    gl.store(shifts + entry + N, -delta)
 
 
 @gluon.jit(do_not_specialize=["first", "queries", "length", "padded"])
-def finish(dqs, dq_at, first, queries, length, padded, scale, WIDTH: gl.constexpr):
+def finish(dqs, dq_at, first, queries, length, padded, scale, HEAD_DIM: gl.constexpr):
     """One piece of dq, times scale, to its place among the rows of dq."""
     block = gl.program_id(0)
     part = gl.program_id(1)
@@ -379,7 +390,7 @@ def finish(dqs, dq_at, first, queries, length, padded, scale, WIDTH: gl.constexp
     group = gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, held)))
     thread = gl.arange(0, 128, gl.SliceLayout(0, gl.SliceLayout(2, held)))
     entry = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, held)))
-    base = dqs + number * padded * WIDTH + (block * (WIDTH // ROWS) + part) * (ROWS * ROWS)
+    base = dqs + number * padded * HEAD_DIM + (block * (HEAD_DIM // ROWS) + part) * (ROWS * ROWS)
     at = group[:, None, None] * 512 + thread[None, :, None] * 4 + entry[None, None, :]
     x = gl.load(base + at) * scale
     # (8 groups of columns, warp, row, pair of columns, row + 8 or not, column) as rows and columns
@@ -387,5 +398,5 @@ def finish(dqs, dq_at, first, queries, length, padded, scale, WIDTH: gl.constexp
     x = gl.convert_layout(gl.reshape(x, [ROWS, ROWS]), rows)
     row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, rows))
     column = part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, rows))
-    place = (number * length + first + row)[:, None] * WIDTH + column[None, :]
+    place = (number * length + first + row)[:, None] * HEAD_DIM + column[None, :]
     gl.store(dq_at + place, x.to(dq_at.dtype.element_ty), (row < queries)[:, None])

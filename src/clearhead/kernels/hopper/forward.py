@@ -15,23 +15,23 @@ from clearhead.kernels.gpu.bypass import descriptor_of
 from clearhead.kernels.gpu.call import processors
 from clearhead.kernels.gpu.launcher import Launcher
 from clearhead.kernels.hopper.forward_kernel import attend
-from clearhead.kernels.hopper.schedule import Cut, Spans, preferred, side_by_side
+from clearhead.kernels.hopper.schedule import KeyRanges, preferred, side_by_side
 
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 @dataclass(frozen=True)
-class Form:
+class ForwardForm:
     """What is computed, as far as it changes the code."""
 
-    width: int
+    head_dim: int
     upper: bool  # query i sees no key after i + upper
     lower: bool  # query i sees no key before i + lower
     softcap: bool
     entropy: bool
     top: int = 0
     groups: int = 16
-    spans: bool = False  # each query has a first and a last key of its own
+    ranges: bool = False  # each query has a first and a last key of its own
     alibi: bool = False
     offsets: bool = False  # each batch row has its own position of query 0
     unrounded: bool = False  # the output is given in float32 too
@@ -67,9 +67,8 @@ def forward(
     softcap: float | None = None,
     entropy: bool = False,
     top: int = 0,
-    cut: Cut | None = None,
     alibi: Alibi | None = None,
-    spans: Spans | None = None,
+    ranges: KeyRanges | None = None,
     launch: Launcher | None = None,
     unrounded: bool = False,
     marked: bool = False,
@@ -77,20 +76,20 @@ def forward(
     """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `accepts.refusal` lets through.
 
     Query i sees no key after i + causal_offset, and none before i + causal_offset − window. A row that sees nothing has
-    output 0, peak −inf and total 0. With `spans` it sees those keys instead. Calls with one `launch` are of one kind.
+    output 0, peak −inf and total 0. With `ranges` it sees those keys instead. Calls with one `launch` are of one kind.
     """
-    batch, heads, queries, width = q.shape
+    batch, heads, queries, head_dim = q.shape
     upper = causal_offset or 0
     # keys that nobody sees are left out: they may hold anything
     start = 0 if window is None else max(upper - window, 0)
     stop = k.shape[2] if causal_offset is None else min(k.shape[2], queries + upper)
-    if spans is not None:
-        start, stop = spans.start, spans.stop
+    if ranges is not None:
+        start, stop = ranges.start, ranges.stop
     if start:
         k, v = k[:, :, start:], v[:, :, start:]
     keys, upper = stop - start, upper - start
-    if spans is not None and spans.hidden is not None:
-        v = v[:, :, :keys].masked_fill(spans.hidden, 0.0)
+    if ranges is not None and ranges.hidden is not None:
+        v = v[:, :, :keys].masked_fill(ranges.hidden, 0.0)
     if keys <= 0 or not q.shape[:3].numel():
         lowest = torch.full((batch, heads, queries), -math.inf, device=q.device)
         zero = torch.zeros_like(lowest)
@@ -99,38 +98,41 @@ def forward(
         return Done(output, lowest, zero, zero if entropy else None, lowest if top else None, whole)
     launch = launch or Launcher()
     new = partial(launch.room, (batch, heads, queries), torch.float32, q.device)
-    output = launch.room((batch, heads, queries, width), q.dtype, q.device)
+    output = launch.room((batch, heads, queries, head_dim), q.dtype, q.device)
     whole = launch.room(output.shape, torch.float32, q.device) if unrounded else None
     odd = launch.room(output.shape[:3], torch.int32, q.device) if marked else None
     peak, total, weighted, level = new(), new(), new() if entropy else None, new() if top else None
-    if spans is not None:
-        cut = spans.cut
-    elif cut is None:
+    if ranges is not None:
+        config = ranges.config
+    else:
         seen = keys if causal_offset is None else (max(upper, 0) + min(queries + upper, keys)) // 2
-        cut = preferred(width, seen if window is None else min(window, seen))
-    form = Form(width, causal_offset is not None, window is not None or spans is not None, softcap is not None, entropy,
-                top, 16 if top <= 8 else 32, spans is not None, alibi is not None,
-                alibi is not None and isinstance(alibi.offset, torch.Tensor), unrounded, marked)  # fmt: skip
-    blocks = -(-queries // (cut.rows * cut.consumers))
+        config = preferred(head_dim, seen if window is None else min(window, seen))
+    form = ForwardForm(
+        head_dim=head_dim, upper=causal_offset is not None, lower=window is not None or ranges is not None,
+        softcap=softcap is not None, entropy=entropy, top=top, groups=16 if top <= 8 else 32,
+        ranges=ranges is not None, alibi=alibi is not None,
+        offsets=alibi is not None and isinstance(alibi.offset, torch.Tensor), unrounded=unrounded, marked=marked,
+    )  # fmt: skip
+    blocks = -(-queries // (config.rows * config.consumers))
     jobs = blocks * heads * batch
     side = 1
     if causal_offset is not None and window is None:
-        side = side_by_side(blocks, heads * batch, q.device, persistent=cut.persistent)
-    edges, table, several = (peak, peak, 0) if spans is None else (spans.edges, spans.table, len(spans.edges) > 1)
+        side = side_by_side(blocks, heads * batch, q.device, persistent=config.persistent)
+    edges, table, several = (peak, peak, 0) if ranges is None else (ranges.edges, ranges.table, len(ranges.edges) > 1)
     slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
     launch(
         ("attend", entropy, top, unrounded, marked), attend,
-        (min(jobs, processors(q.device)) if cut.persistent else jobs,),
-        described(q, queries, cut.rows),
-        described(k, keys, cut.columns),
-        described(v, keys, cut.columns),
-        described(output, queries, cut.rows),
+        (min(jobs, processors(q.device)) if config.persistent else jobs,),
+        described(q, queries, config.rows),
+        described(k, keys, config.columns),
+        described(v, keys, config.columns),
+        described(output, queries, config.rows),
         peak, total, total if weighted is None else weighted, peak if level is None else level,
         peak if whole is None else whole, peak if odd is None else odd,
         edges, table, slopes, offset, queries, keys, heads, heads // k.shape[1],
         jobs, side, upper, upper - (window or 0), int(several),
         scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
-        form, cut, num_warps=cut.rows // 16,
+        form, config, num_warps=config.rows // 16,
     )  # fmt: skip
     return Done(output, peak, total, weighted, level, whole, odd)
 
@@ -149,21 +151,21 @@ def fields_of(
     shape: tuple[int, ...], strides: tuple[int, ...], length: int, rows: int, dtype: torch.dtype
 ) -> dict[str, Any]:
     """A descriptor, but for the address; empty where the copy engine cannot step by these strides."""
-    batch, heads, _, width = shape
+    batch, heads, _, head_dim = shape
     # of an axis with one entry the stride does not matter, but the engine wants one that it could step by
-    steps = [stride if size > 1 else width for size, stride in zip(shape[:-1], strides[:-1], strict=True)]
+    steps = [stride if size > 1 else head_dim for size, stride in zip(shape[:-1], strides[:-1], strict=True)]
     if strides[-1] != 1 or any(step <= 0 or step % 8 for step in steps):
         return {}
-    block = [1, 1, rows, width]
+    block = [1, 1, rows, head_dim]
     return {
-        "shape": [batch, heads, length, width],
+        "shape": [batch, heads, length, head_dim],
         "strides": [*steps, 1],
         "block_shape": block,
-        "layout": layout_of(rows, width, dtype),
+        "layout": layout_of(rows, head_dim, dtype),
     }
 
 
 @cache
-def layout_of(rows: int, width: int, dtype: torch.dtype) -> Any:
+def layout_of(rows: int, head_dim: int, dtype: torch.dtype) -> Any:
     """How a block lies in shared memory."""
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], DTYPES[dtype])
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, head_dim], DTYPES[dtype])

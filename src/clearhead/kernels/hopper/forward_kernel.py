@@ -8,18 +8,20 @@ A program owns a block of queries and walks over tiles of keys, from the last ti
     total  = total · 2^(c·peak − c·peak') + Σ p
     sums   = sums  · 2^(c·peak − c·peak') + p @ v
 
-One warp, the producer, copies keys and values into two rings of tiles in shared memory. The consumers, of four warps
-and 64 queries each, compute. The product p @ v of one tile and q @ kᵀ of the next are in flight while a consumer
+One warp, the producer, copies keys and values into two pipelines of tiles in shared memory. The consumers, of four
+warps and 64 queries each, compute. The product p @ v of one tile and q @ kᵀ of the next are in flight while a consumer
 computes exponentials (`overlap`), and consumers take turns at the matrix units (`turns`), so that one has them while
 another computes exponentials. The plan is FlashAttention-3's (Shah and others, 2024, arXiv:2407.08608).
 
 Where there are fewer programs than blocks, each takes several, and the producer copies the tiles of the next block
 while the consumers finish the last: blocks that see few keys would otherwise wait longer than they compute.
 
-CUT and FORM are the values of `forward.py` and `schedule.py` that say how the work is cut up and what is computed.
+CONFIG and FORM are the values of `schedule.py` and `forward.py` that say how the work is cut up and what is computed.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -32,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from clearhead.kernels.hopper.pipeline import (
+    Pipeline,
     async_load,
     async_store,
     await_tile,
@@ -39,7 +42,7 @@ from clearhead.kernels.hopper.pipeline import (
     copy_tile,
     end_turn,
     job_of,
-    new_ring,
+    new_pipeline,
     release_tile,
     rounds_of,
     share,
@@ -47,6 +50,8 @@ from clearhead.kernels.hopper.pipeline import (
     tile_of,
 )
 from clearhead.kernels.hopper.softmax import (
+    Rows,
+    Scales,
     as_operand,
     largest_by_group,
     level_of,
@@ -58,19 +63,58 @@ from clearhead.kernels.hopper.softmax import (
 PRODUCER_REGISTERS = gl.constexpr(24)
 
 
+class Extent(NamedTuple):
+    """How much there is: `group` query heads share a key head, `side` heads are worked on at a time."""
+
+    queries: Any
+    keys: Any
+    heads: Any
+    group: Any
+    jobs: Any
+    side: Any
+
+
+class Bounds(NamedTuple):
+    """The keys that queries see: by their place, or by tables of key ranges, of `several` batch rows or one for all."""
+
+    upper: Any
+    lower: Any
+    edges: Any
+    table: Any
+    several: Any
+
+
+class Slopes(NamedTuple):
+    """ALiBi's slopes, one a head, and the position of query 0."""
+
+    slopes: Any
+    offset: Any
+
+
+class Outputs(NamedTuple):
+    """Where results go; of each row, and the output itself in float32."""
+
+    peak: Any
+    total: Any
+    weighted: Any
+    level: Any
+    unrounded: Any
+    odd: Any
+
+
 @gluon.jit
-def block_of(job, sizes, bounds, FORM: gl.constexpr, CUT: gl.constexpr):
+def block_of(job, extent, bounds, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """A job: its first query, head and batch row; and its tiles (base, low, high, end).
 
     Tile t holds keys base + t · columns and on. Those below `end` hold what some query of the block sees, and of those
     in [low, high) every query sees all. A block that sees nothing still has one tile, all of it masked.
     """
-    queries, keys, heads, _, jobs, side = sizes
+    queries, keys, heads, _, jobs, side = extent
     upper, lower, _, table, several = bounds
-    ROWS: gl.constexpr = CUT.value.rows * CUT.value.consumers
-    N: gl.constexpr = CUT.value.columns
+    ROWS: gl.constexpr = CONFIG.value.rows * CONFIG.value.consumers
+    N: gl.constexpr = CONFIG.value.columns
     blocks = (queries + ROWS - 1) // ROWS
-    if FORM.value.spans:
+    if FORM.value.ranges:
         batches = jobs // (heads * blocks)
         each = gl.where(several != 0, heads, heads * batches)
         entry = table + 8 * (job // each)
@@ -103,87 +147,88 @@ def block_of(job, sizes, bounds, FORM: gl.constexpr, CUT: gl.constexpr):
 
 
 @gluon.jit
-def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
+def produce(load, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """Copy each block's queries and its tiles, last to first, each as soon as its slot is free."""
-    q_rows, k_rows, v_rows, sizes, bounds, q_ring, k_ring, v_ring = load
-    ROWS: gl.constexpr = CUT.value.rows
-    CONSUMERS: gl.constexpr = CUT.value.consumers
+    q_rows, k_rows, v_rows, extent, bounds, q_pipeline, k_pipeline, v_pipeline = load
+    ROWS: gl.constexpr = CONFIG.value.rows
+    CONSUMERS: gl.constexpr = CONFIG.value.consumers
     done = 0
-    for round in range(rounds_of(sizes[4])):
-        first, head, batch, tiles = block_of(job_of(round), sizes, bounds, FORM, CUT)
+    for round in range(rounds_of(extent.jobs)):
+        first, head, batch, tiles = block_of(job_of(round), extent, bounds, FORM, CONFIG)
         base, _, _, end = tiles
-        place = (batch, head // sizes[3])
+        place = (batch, head // extent.group)
         for step in range(done, done + end):
-            key = base + (done + end - 1 - step) * CUT.value.columns
-            slot = step % CUT.value.stages
-            phase = ((step // CUT.value.stages) & 1) ^ 1
-            mbarrier.wait(k_ring[2].index(slot), phase)
-            copy_tile(k_rows, place, key, k_ring, step, CUT)
+            key = base + (done + end - 1 - step) * CONFIG.value.columns
+            slot = step % CONFIG.value.stages
+            phase = ((step // CONFIG.value.stages) & 1) ^ 1
+            mbarrier.wait(k_pipeline.empty.index(slot), phase)
+            copy_tile(k_rows, place, key, k_pipeline, step, CONFIG)
             if step == done:
                 for index in gl.static_range(CONSUMERS):
-                    mbarrier.wait(q_ring[2].index(index), (round & 1) ^ 1)
-                    full = q_ring[1].index(index)
+                    mbarrier.wait(q_pipeline.empty.index(index), (round & 1) ^ 1)
+                    full = q_pipeline.full.index(index)
                     mbarrier.expect(full, q_rows.block_type.nbytes)
                     coordinates = [batch, head, first + index * ROWS, 0]
-                    async_load(q_rows, coordinates, full, q_ring[0].index(index))
-            mbarrier.wait(v_ring[2].index(slot), phase)
-            copy_tile(v_rows, place, key, v_ring, step, CUT)
+                    async_load(q_rows, coordinates, full, q_pipeline.buffers.index(index))
+            mbarrier.wait(v_pipeline.empty.index(slot), phase)
+            copy_tile(v_rows, place, key, v_pipeline, step, CONFIG)
         done += end
 
 
 @gluon.jit
-def times_keys(q, k, CUT: gl.constexpr):
+def times_keys(q, k, CONFIG: gl.constexpr):
     """Start q @ kᵀ."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
-    zeros = gl.full([CUT.value.rows, CUT.value.columns], 0.0, gl.float32, layout)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CONFIG.value.columns, 16])
+    zeros = gl.full([CONFIG.value.rows, CONFIG.value.columns], 0.0, gl.float32, layout)
     return warpgroup_mma(q, k.permute((1, 0)), zeros, is_async=True, use_acc=False)
 
 
 @gluon.jit
-def advance(step, state, q, rings, turns, last, numbers, sees, MASKED: gl.constexpr, INDEX: gl.constexpr,
-            FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+def advance(step, state, q, pipelines, turns, last, scales, sees, MASKED: gl.constexpr, INDEX: gl.constexpr,
+            FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """One tile of keys, and the values of the tile before: what is carried along is p, one tile old, and the sums."""
     p, sums, rows = state
-    k_ring, v_ring = rings
+    k_pipeline, v_pipeline = pipelines
     p = as_operand(p, q, sums)
-    await_tile(k_ring, step, CUT)
-    take_turn(turns, step, INDEX, CUT)
-    scores = times_keys(q, tile_of(k_ring, step, CUT), CUT)
-    sums = warpgroup_mma(p, tile_of(v_ring, step - 1, CUT), sums, is_async=True)
-    end_turn(turns, INDEX, CUT)
-    if CUT.value.overlap:
+    await_tile(k_pipeline, step, CONFIG)
+    take_turn(turns, step, INDEX, CONFIG)
+    scores = times_keys(q, tile_of(k_pipeline, step, CONFIG), CONFIG)
+    sums = warpgroup_mma(p, tile_of(v_pipeline, step - 1, CONFIG), sums, is_async=True)
+    end_turn(turns, INDEX, CONFIG)
+    if CONFIG.value.overlap:
         scores = warpgroup_mma_wait(1, deps=(scores,))
     else:
         scores, sums, p = warpgroup_mma_wait(0, deps=(scores, sums, p))
-        release_tile(v_ring, step - 1, CUT)
-    release_tile(k_ring, step, CUT)
-    new, shrink, rows = soften(scores, last - step, rows, numbers, sees, MASKED, FORM, CUT)
-    await_tile(v_ring, step, CUT)  # a branch: the assembler would move the wait below up, before the exponentials
-    if CUT.value.overlap:
+        release_tile(v_pipeline, step - 1, CONFIG)
+    release_tile(k_pipeline, step, CONFIG)
+    new, alpha, rows = soften(scores, last - step, rows, scales, sees, MASKED, FORM, CONFIG)
+    # a branch: the assembler would move the wait below up, before the exponentials
+    await_tile(v_pipeline, step, CONFIG)
+    if CONFIG.value.overlap:
         sums, p = warpgroup_mma_wait(0, deps=(sums, p))
-        release_tile(v_ring, step - 1, CUT)
-    sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sums.type.layout))[:, None]
+        release_tile(v_pipeline, step - 1, CONFIG)
+    sums = sums * gl.convert_layout(alpha, gl.SliceLayout(1, sums.type.layout))[:, None]
     return packed(new, q), sums, rows
 
 
 @gluon.jit
-def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
+def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """Attention of one consumer's queries of each block."""
-    sizes = work[2]
+    extent = work[2]
     done = 0
-    for round in range(rounds_of(sizes[4])):
-        done = attend_block(round, done, work, INDEX, FORM, CUT)
+    for round in range(rounds_of(extent.jobs)):
+        done = attend_block(round, done, work, INDEX, FORM, CONFIG)
     tma.store_wait(0)
 
 
 @gluon.jit
-def seen_by(row, batch, base, sizes, bounds, FORM: gl.constexpr):
+def seen_by(row, batch, base, extent, bounds, FORM: gl.constexpr):
     """The first key that each query sees, and the one after the last, counted from `base`."""
     upper, lower, edges, _, several = bounds
-    queries = sizes[0]
+    queries = extent.queries
     start = row + lower
-    stop = gl.full(row.shape, 0, gl.int32, row.type.layout) + sizes[1]
-    if FORM.value.spans:
+    stop = gl.full(row.shape, 0, gl.int32, row.type.layout) + extent.keys
+    if FORM.value.ranges:
         place = 2 * ((batch * several).to(gl.int64) * queries + gl.minimum(row, queries - 1))
         start = gl.load(edges + place)
         stop = gl.load(edges + place + 1)
@@ -193,67 +238,67 @@ def seen_by(row, batch, base, sizes, bounds, FORM: gl.constexpr):
 
 
 @gluon.jit
-def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
+def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """Attention of one consumer's queries of a block, from the first product to what is stored."""
-    o_rows, outputs, sizes, bounds, numbers, alibi, q_ring, o_block, rings, turns = work
-    ROWS: gl.constexpr = CUT.value.rows
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, FORM.value.width, 16])
-    queries, _, heads, _, _, _ = sizes
-    k_ring, v_ring = rings
-    first, head, batch, tiles = block_of(job_of(round), sizes, bounds, FORM, CUT)
+    o_rows, outputs, extent, bounds, scales, alibi, q_pipeline, o_block, pipelines, turns = work
+    ROWS: gl.constexpr = CONFIG.value.rows
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CONFIG.value.columns, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, FORM.value.head_dim, 16])
+    queries, heads = extent.queries, extent.heads
+    k_pipeline, v_pipeline = pipelines
+    first, head, batch, tiles = block_of(job_of(round), extent, bounds, FORM, CONFIG)
     base, low, high, end = tiles
     first += INDEX * ROWS
     row = first + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
-    start, stop = seen_by(row, batch, base, sizes, bounds, FORM)
+    start, stop = seen_by(row, batch, base, extent, bounds, FORM)
     position = row
     slope = 0.0
     if FORM.value.alibi:
-        offset = alibi[1]
+        offset = alibi.offset
         if FORM.value.offsets:
             offset = gl.load(offset + batch)
         position = row + offset - base
-        slope = gl.load(alibi[0] + head)
-    numbers = (numbers[0], numbers[1], numbers[2], slope)
+        slope = gl.load(alibi.slopes + head)
+    scales = Scales(scales.scale, scales.softcap, scales.factor, slope)
     sees = (start, stop, position)
     nothing = gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, SCORES))
     lowest = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
     best = lowest
     if FORM.value.top:
-        best = largest_by_group(gl.full([ROWS, CUT.value.columns], float("-inf"), gl.float32, SCORES), FORM)
-    rows = (lowest, lowest, nothing, nothing, best)
-    sums = gl.full([ROWS, FORM.value.width], 0.0, gl.float32, SUMS)
+        best = largest_by_group(gl.full([ROWS, CONFIG.value.columns], float("-inf"), gl.float32, SCORES), FORM)
+    rows = Rows(lowest, lowest, nothing, nothing, best)
+    sums = gl.full([ROWS, FORM.value.head_dim], 0.0, gl.float32, SUMS)
 
-    buffer = q_ring[0].index(INDEX)
-    q = buffer.reshape([ROWS, FORM.value.width])
-    mbarrier.wait(q_ring[1].index(INDEX), round & 1)
-    await_tile(k_ring, done, CUT)
-    take_turn(turns, done, INDEX, CUT)
-    scores = times_keys(q, tile_of(k_ring, done, CUT), CUT)
-    end_turn(turns, INDEX, CUT)
+    buffer = q_pipeline.buffers.index(INDEX)
+    q = buffer.reshape([ROWS, FORM.value.head_dim])
+    mbarrier.wait(q_pipeline.full.index(INDEX), round & 1)
+    await_tile(k_pipeline, done, CONFIG)
+    take_turn(turns, done, INDEX, CONFIG)
+    scores = times_keys(q, tile_of(k_pipeline, done, CONFIG), CONFIG)
+    end_turn(turns, INDEX, CONFIG)
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    release_tile(k_ring, done, CUT)
-    new, _, rows = soften(scores, end - 1, rows, numbers, sees, True, FORM, CUT)
-    await_tile(v_ring, done, CUT)
+    release_tile(k_pipeline, done, CONFIG)
+    new, _, rows = soften(scores, end - 1, rows, scales, sees, True, FORM, CONFIG)
+    await_tile(v_pipeline, done, CONFIG)
     state = (packed(new, q), sums, rows)
     last = done + end - 1  # tile last − step in this step
     for step in range(done + 1, done + end - high):
-        state = advance(step, state, q, rings, turns, last, numbers, sees, True, INDEX, FORM, CUT)
+        state = advance(step, state, q, pipelines, turns, last, scales, sees, True, INDEX, FORM, CONFIG)
     for step in range(done + end - high, done + end - low):
-        state = advance(step, state, q, rings, turns, last, numbers, sees, False, INDEX, FORM, CUT)
+        state = advance(step, state, q, pipelines, turns, last, scales, sees, False, INDEX, FORM, CONFIG)
     if FORM.value.lower:
         for step in range(done + end - low, done + end):
-            state = advance(step, state, q, rings, turns, last, numbers, sees, True, INDEX, FORM, CUT)
-    if CUT.value.apart:
-        mbarrier.arrive(q_ring[2].index(INDEX), count=1)
+            state = advance(step, state, q, pipelines, turns, last, scales, sees, True, INDEX, FORM, CONFIG)
+    if CONFIG.value.apart:
+        mbarrier.arrive(q_pipeline.empty.index(INDEX), count=1)
     p, sums, rows = state
     p = as_operand(p, q, sums)
     done += end
-    sums = warpgroup_mma(p, tile_of(v_ring, done - 1, CUT), sums, is_async=True)
+    sums = warpgroup_mma(p, tile_of(v_pipeline, done - 1, CONFIG), sums, is_async=True)
     sums, p = warpgroup_mma_wait(0, deps=(sums, p))
-    release_tile(v_ring, done - 1, CUT)
+    release_tile(v_pipeline, done - 1, CONFIG)
 
-    total = gl.convert_layout(rows[2], gl.SliceLayout(1, SUMS))[:, None]
+    total = gl.convert_layout(rows.total, gl.SliceLayout(1, SUMS))[:, None]
     inverse = 1.0 / gl.where(total == 0, 1.0, total)
     result = gl.where(total == 0, 0.0, sums * inverse)
     if FORM.value.unrounded or FORM.value.marked:
@@ -261,30 +306,30 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT
         places = (batch * heads + head).to(gl.int64) * queries + first + lines
         there = first + lines < queries
     if FORM.value.unrounded:
-        columns = gl.arange(0, FORM.value.width, gl.SliceLayout(0, SUMS))[None, :]
-        gl.store(outputs[4] + places[:, None] * FORM.value.width + columns, result, there[:, None])
+        columns = gl.arange(0, FORM.value.head_dim, gl.SliceLayout(0, SUMS))[None, :]
+        gl.store(outputs.unrounded + places[:, None] * FORM.value.head_dim + columns, result, there[:, None])
     if FORM.value.marked:
-        gl.store(outputs[5] + places, gl.max(gl.where(gl.abs(result) < float("inf"), 0, 1), 1), there)
+        gl.store(outputs.odd + places, gl.max(gl.where(gl.abs(result) < float("inf"), 0, 1), 1), there)
     output = result.to(q.dtype)
-    if CUT.value.apart:
+    if CONFIG.value.apart:
         buffer = o_block.index(INDEX)
         tma.store_wait(0)  # of the block before
         barrier()
-    buffer.reshape([ROWS, FORM.value.width]).store(output)  # in place of the queries: nobody reads them any more
+    buffer.reshape([ROWS, FORM.value.head_dim]).store(output)  # in place of the queries: nobody reads them any more
     fence_async_shared()
     async_store(o_rows, [batch, head, first, 0], buffer)
     place = (batch * heads + head).to(gl.int64) * queries + row
-    peak, total, weighted = relative_to_scaled(rows, numbers, FORM)
-    gl.store(outputs[0] + place, peak, row < queries)
-    gl.store(outputs[1] + place, total, row < queries)
+    peak, total, weighted = relative_to_scaled(rows, scales, FORM)
+    gl.store(outputs.peak + place, peak, row < queries)
+    gl.store(outputs.total + place, total, row < queries)
     if FORM.value.entropy:
-        gl.store(outputs[2] + place, weighted, row < queries)
+        gl.store(outputs.weighted + place, weighted, row < queries)
     if FORM.value.top:
-        level = gl.convert_layout(level_of(rows[4], FORM), gl.SliceLayout(1, SCORES), assert_trivial=True)
-        gl.store(outputs[3] + place, level, row < queries)
-    if not CUT.value.apart:
+        level = gl.convert_layout(level_of(rows.best, FORM), gl.SliceLayout(1, SCORES), assert_trivial=True)
+        gl.store(outputs.level + place, level, row < queries)
+    if not CONFIG.value.apart:
         tma.store_wait(0)
-        mbarrier.arrive(q_ring[2].index(INDEX), count=1)
+        mbarrier.arrive(q_pipeline.empty.index(INDEX), count=1)
     return done
 
 
@@ -304,18 +349,18 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT
 )
 def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, unrounded, odd, edges, table, slopes,
            offset, queries, keys, heads, group, jobs, side, upper, lower, several, scale, softcap, factor,
-           FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+           FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """Attention of blocks of queries, one head each."""
-    ROWS: gl.constexpr = CUT.value.rows
-    CONSUMERS: gl.constexpr = CUT.value.consumers
-    q_block = gl.allocate_shared_memory(q_rows.dtype, [CONSUMERS, 1, 1, ROWS, FORM.value.width], q_rows.layout)
+    ROWS: gl.constexpr = CONFIG.value.rows
+    CONSUMERS: gl.constexpr = CONFIG.value.consumers
+    q_block = gl.allocate_shared_memory(q_rows.dtype, [CONSUMERS, 1, 1, ROWS, FORM.value.head_dim], q_rows.layout)
     o_block = q_block
-    if CUT.value.apart:
-        o_block = gl.allocate_shared_memory(q_rows.dtype, [CONSUMERS, 1, 1, ROWS, FORM.value.width], q_rows.layout)
+    if CONFIG.value.apart:
+        o_block = gl.allocate_shared_memory(q_rows.dtype, [CONSUMERS, 1, 1, ROWS, FORM.value.head_dim], q_rows.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    k_ring = new_ring(k_rows, CUT)
-    v_ring = new_ring(v_rows, CUT)
+    k_pipeline = new_pipeline(k_rows, CONFIG)
+    v_pipeline = new_pipeline(v_rows, CONFIG)
     turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     for index in gl.static_range(CONSUMERS):
         mbarrier.init(q_full.index(index), count=1)
@@ -323,27 +368,27 @@ def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, unr
         mbarrier.init(turns.index(index), count=1)
     fence_async_shared()
 
-    sizes = (queries, keys, heads, group, jobs, side)
-    bounds = (upper, lower, edges, table, several)
-    q_ring = (q_block, q_full, q_empty)
-    outputs = (peaks, totals, weighteds, levels, unrounded, odd)
-    work = (o_rows, outputs, sizes, bounds, (scale, softcap, factor), (slopes, offset),
-            q_ring, o_block, (k_ring, v_ring), turns)  # fmt: skip
-    load = (q_rows, k_rows, v_rows, sizes, bounds, q_ring, k_ring, v_ring)
+    extent = Extent(queries, keys, heads, group, jobs, side)
+    bounds = Bounds(upper, lower, edges, table, several)
+    q_pipeline = Pipeline(q_block, q_full, q_empty)
+    outputs = Outputs(peaks, totals, weighteds, levels, unrounded, odd)
+    work = (o_rows, outputs, extent, bounds, Scales(scale, softcap, factor, 0.0), Slopes(slopes, offset),
+            q_pipeline, o_block, (k_pipeline, v_pipeline), turns)  # fmt: skip
+    load = (q_rows, k_rows, v_rows, extent, bounds, q_pipeline, k_pipeline, v_pipeline)
     if CONSUMERS == 1:
         gl.warp_specialize(
-            [(consume, (work, 0, FORM, CUT)), (produce, (load, FORM, CUT))],
+            [(consume, (work, 0, FORM, CONFIG)), (produce, (load, FORM, CONFIG))],
             [1], [PRODUCER_REGISTERS],
         )  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize(
-            [(consume, (work, 0, FORM, CUT)), (consume, (work, 1, FORM, CUT)),
-             (produce, (load, FORM, CUT))],
-            [ROWS // 16, 1], [CUT.value.registers, PRODUCER_REGISTERS],
+            [(consume, (work, 0, FORM, CONFIG)), (consume, (work, 1, FORM, CONFIG)),
+             (produce, (load, FORM, CONFIG))],
+            [ROWS // 16, 1], [CONFIG.value.registers, PRODUCER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
-            [(consume, (work, 0, FORM, CUT)), (consume, (work, 1, FORM, CUT)), (consume, (work, 2, FORM, CUT)),
-             (produce, (load, FORM, CUT))],
-            [ROWS // 16, ROWS // 16, 1], [CUT.value.registers, CUT.value.registers, PRODUCER_REGISTERS],
+            [(consume, (work, 0, FORM, CONFIG)), (consume, (work, 1, FORM, CONFIG)), (consume, (work, 2, FORM, CONFIG)),
+             (produce, (load, FORM, CONFIG))],
+            [ROWS // 16, ROWS // 16, 1], [CONFIG.value.registers, CONFIG.value.registers, PRODUCER_REGISTERS],
         )  # fmt: skip

@@ -72,7 +72,7 @@ def seen_by(call: Call) -> Seen:
         name = ("ranges", head_dim)
         if name not in call.mask.lists:
             starts, stops = ranges_of(call.problem)
-            call.mask.lists[name] = schedule.spans_of(starts, stops, keys, head_dim, call.device)
+            call.mask.lists[name] = schedule.key_ranges_of(starts, stops, keys, head_dim, call.device)
         return Seen(keys, None, None, call.mask.lists[name])
     upper = None if span.high >= FAR else span.high
     return Seen(span.limit, upper, None if upper is None or span.low <= -FAR else upper - span.low)
@@ -87,7 +87,7 @@ def attended(call: Call, seen: Seen, top: int) -> forward.Done:
     return forward.forward(
         call.q, k, v, problem.scale,
         causal_offset=seen.causal_offset, window=seen.window, softcap=problem.softcap,
-        entropy=problem.want is not None, top=top, alibi=alibi, spans=seen.ranges, launch=call.launch,
+        entropy=problem.want is not None, top=top, alibi=alibi, ranges=seen.ranges, launch=call.launch,
         unrounded=problem.keeps_unrounded,
         marked=problem.mask is not None and call.form.program is None,
     )  # fmt: skip

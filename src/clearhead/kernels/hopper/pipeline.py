@@ -1,6 +1,8 @@
-"""Rings of tiles in shared memory, as Hopper's kernels pass them from a producer to its consumers; turns; shares."""
+"""Pipelines of tiles in shared memory, from a producer to its consumers; turns at the matrix units; shares of work."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -12,62 +14,70 @@ async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
-@gluon.jit
-def new_ring(descriptor, CUT: gl.constexpr):
+class Pipeline(NamedTuple):
     """Slots for tiles in shared memory; a barrier each for 'it is there' and for 'it has been used by all'."""
-    STAGES: gl.constexpr = CUT.value.stages
-    SHAPE: gl.constexpr = [STAGES, 1, 1, CUT.value.columns, descriptor.block_shape[3]]
+
+    buffers: Any
+    full: Any
+    empty: Any
+
+
+@gluon.jit
+def new_pipeline(descriptor, CONFIG: gl.constexpr):
+    """A pipeline for the tiles of a descriptor."""
+    STAGES: gl.constexpr = CONFIG.value.stages
+    SHAPE: gl.constexpr = [STAGES, 1, 1, CONFIG.value.columns, descriptor.block_shape[3]]
     buffers = gl.allocate_shared_memory(descriptor.dtype, SHAPE, descriptor.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=CUT.value.consumers)
-    return buffers, full, empty
+        mbarrier.init(empty.index(slot), count=CONFIG.value.consumers)
+    return Pipeline(buffers, full, empty)
 
 
 @gluon.jit
-def copy_tile(descriptor, place, key, ring, step, CUT: gl.constexpr):
-    """Start to copy a tile of keys or values, from `key` on, into the ring's slot for this step."""
-    slot = step % CUT.value.stages
-    buffer = ring[0].index(slot)
-    full = ring[1].index(slot)
+def copy_tile(descriptor, place, key, pipeline, step, CONFIG: gl.constexpr):
+    """Start to copy a tile of keys or values, from `key` on, into the slot for this step."""
+    slot = step % CONFIG.value.stages
+    buffer = pipeline.buffers.index(slot)
+    full = pipeline.full.index(slot)
     mbarrier.expect(full, descriptor.block_type.nbytes)
     coordinates = [place[0], place[1], key, 0]
     async_load(descriptor, coordinates, full, buffer)
 
 
 @gluon.jit
-def await_tile(ring, step, CUT: gl.constexpr):
+def await_tile(pipeline, step, CONFIG: gl.constexpr):
     """Wait until the tile of this step is there."""
-    mbarrier.wait(ring[1].index(step % CUT.value.stages), (step // CUT.value.stages) & 1)
+    mbarrier.wait(pipeline.full.index(step % CONFIG.value.stages), (step // CONFIG.value.stages) & 1)
 
 
 @gluon.jit
-def tile_of(ring, step, CUT: gl.constexpr):
-    """The tile of this step: (columns, width)."""
-    tile = ring[0].index(step % CUT.value.stages)
+def tile_of(pipeline, step, CONFIG: gl.constexpr):
+    """The tile of this step: (columns, head_dim)."""
+    tile = pipeline.buffers.index(step % CONFIG.value.stages)
     return tile.reshape([tile.shape[2], tile.shape[3]])
 
 
 @gluon.jit
-def release_tile(ring, step, CUT: gl.constexpr):
+def release_tile(pipeline, step, CONFIG: gl.constexpr):
     """Let the producer fill the slot of this step anew."""
-    mbarrier.arrive(ring[2].index(step % CUT.value.stages), count=1)
+    mbarrier.arrive(pipeline.empty.index(step % CONFIG.value.stages), count=1)
 
 
 @gluon.jit
-def take_turn(turns, step, INDEX: gl.constexpr, CUT: gl.constexpr):
+def take_turn(turns, step, INDEX: gl.constexpr, CONFIG: gl.constexpr):
     """Wait until the consumer before this one has handed its products to the matrix units."""
-    if CUT.value.turns:
+    if CONFIG.value.turns:
         mbarrier.wait(turns.index(INDEX), (step & 1) ^ (INDEX == 0))
 
 
 @gluon.jit
-def end_turn(turns, INDEX: gl.constexpr, CUT: gl.constexpr):
+def end_turn(turns, INDEX: gl.constexpr, CONFIG: gl.constexpr):
     """Let the next consumer hand in its products."""
-    if CUT.value.turns:
-        mbarrier.arrive(turns.index((INDEX + 1) % CUT.value.consumers), count=1)
+    if CONFIG.value.turns:
+        mbarrier.arrive(turns.index((INDEX + 1) % CONFIG.value.consumers), count=1)
 
 
 @gluon.jit

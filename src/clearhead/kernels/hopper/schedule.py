@@ -12,7 +12,7 @@ from clearhead.kernels.gpu.call import processors
 
 
 @dataclass(frozen=True)
-class Cut:
+class TileConfig:
     """How the work is cut up: `rows` queries a consumer, 16 for each of its warps; `columns` keys a tile."""
 
     columns: int = 128
@@ -27,24 +27,24 @@ class Cut:
 
 
 # by head_dim, what 64k registers and 227 KB of shared memory hold
-CUTS = {
-    64: Cut(consumers=3, registers=160, overlap=False),
-    128: Cut(stages=3, turns=False),
-    256: Cut(columns=64),
+CONFIGS = {
+    64: TileConfig(consumers=3, registers=160, overlap=False),
+    128: TileConfig(stages=3, turns=False),
+    256: TileConfig(columns=64),
 }
 # the same where queries see few keys, and a block's beginning and end would take much of its time
-SHORT = CUTS | {
-    64: Cut(stages=3, apart=True, persistent=True),
-    128: Cut(apart=True, persistent=True),
+SHORT = CONFIGS | {
+    64: TileConfig(stages=3, apart=True, persistent=True),
+    128: TileConfig(apart=True, persistent=True),
 }
 FEW = 2048  # keys that a query sees, in the mean
 WAVES = 4  # blocks for each processor, of heads side by side
 ROUNDS = 6  # blocks for each program, up to which it matters who has which
 
 
-def preferred(width: int, keys: int) -> Cut:
-    """The cut for a head_dim and the number of keys that a query sees, measured on an H200."""
-    return (SHORT if keys <= FEW else CUTS)[width]
+def preferred(head_dim: int, keys: int) -> TileConfig:
+    """The config for a head_dim and the number of keys that a query sees, measured on an H200."""
+    return (SHORT if keys <= FEW else CONFIGS)[head_dim]
 
 
 def side_by_side(
@@ -63,23 +63,23 @@ def side_by_side(
     return -(-heads // groups)
 
 
-class Spans(NamedTuple):
+class KeyRanges(NamedTuple):
     """The keys that each query sees, where that differs in other ways than by its place: one run of keys for each."""
 
     edges: torch.Tensor  # (1 or B, T, 2): the first key and the one after the last, from `start` on
     table: torch.Tensor  # (blocks of all batch rows, 8): first query, batch row, and tiles as `block_of` gives them
-    cut: Cut
+    config: TileConfig
     start: int  # keys before it, and from `stop` on, are seen by no query
     stop: int
     hidden: torch.Tensor | None  # (1 or B, 1, stop − start, 1), True for keys between that no query sees
 
 
-def spans_of(
-    starts: np.ndarray, stops: np.ndarray, keys: int, width: int, on: torch.device, cut: Cut | None = None
-) -> Spans:
+def key_ranges_of(
+    starts: np.ndarray, stops: np.ndarray, keys: int, head_dim: int, on: torch.device, config: TileConfig | None = None
+) -> KeyRanges:
     """Runs of keys on the device. Starts and stops are (1 or B, T); where start ≥ stop, a query sees nothing."""
     none = starts >= stops
-    cut = cut or preferred(width, int(np.where(none, 0, stops - starts).sum()) // max(none.size, 1))
+    config = config or preferred(head_dim, int(np.where(none, 0, stops - starts).sum()) // max(none.size, 1))
     start = int(np.min(np.where(none, keys, starts), initial=keys))
     stop = int(np.max(np.where(none, 0, stops), initial=0))
     size = max(stop - start, 0)
@@ -90,19 +90,19 @@ def spans_of(
     seen = np.cumsum((begun - ended).reshape(len(starts), -1), axis=-1)  # by how many queries, less those that see none
     hidden = seen[:, :size] + none.sum(-1, keepdims=True) == 0
     edges = np.stack([starts, stops], axis=-1).astype(np.int32)
-    return Spans(
+    return KeyRanges(
         torch.from_numpy(edges).to(on),
-        torch.from_numpy(blocks_of(starts, stops, size, cut)).to(on),
-        cut,
+        torch.from_numpy(blocks_of(starts, stops, size, config)).to(on),
+        config,
         start,
         stop,
         torch.from_numpy(hidden[:, None, :, None]).to(on) if hidden.any() else None,
     )
 
 
-def blocks_of(starts: np.ndarray, stops: np.ndarray, keys: int, cut: Cut) -> np.ndarray:
-    """The table of `Spans`, blocks with the most tiles first: so the last ones to start are short."""
-    rows, columns = cut.rows * cut.consumers, cut.columns
+def blocks_of(starts: np.ndarray, stops: np.ndarray, keys: int, config: TileConfig) -> np.ndarray:
+    """The table of `KeyRanges`, blocks with the most tiles first: so the last ones to start are short."""
+    rows, columns = config.rows * config.consumers, config.columns
     pad = ((0, 0), (0, -starts.shape[-1] % rows))
     starts, stops = (np.pad(a, pad, mode="edge").reshape(len(a), -1, rows) for a in (starts, stops))
     base = np.minimum(starts.min(-1), keys - 1)

@@ -1,4 +1,4 @@
-"""Launching Hopper's second look (`weights_kernel.py`, `top_kernel.py`): received, pooled map, the largest weights."""
+"""Launching Hopper's second look (`weights_kernel.py`, `top_kernel.py`): received, pooled map, largest weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clearhead.kernels.hopper.weights_kernel import by_key, lay_out
 
 
 @dataclass(frozen=True)
-class LookCut:
+class LookConfig:
     """How the work is cut up: `rows` keys a consumer, 16 for each of its warps; `columns` queries a tile."""
 
     columns: int = 128
@@ -35,10 +35,10 @@ class LookCut:
 
 
 @dataclass(frozen=True)
-class Look:
+class LookForm:
     """What is wanted, as far as it changes the code."""
 
-    width: int
+    head_dim: int
     upper: bool  # query i sees no key after i + upper
     lower: bool  # query i sees no key before i + lower
     softcap: bool
@@ -50,7 +50,7 @@ class Look:
     careful: bool = False
 
 
-class Found(NamedTuple):
+class Observations(NamedTuple):
     """What was wanted: (B, H, S); (B, H, rows, columns) twice; (B, H, T, top) twice."""
 
     received: torch.Tensor | None = None
@@ -69,20 +69,19 @@ def look(
     received: int | None = None,
     map: tuple[int, int] | None = None,
     top: int = 0,
-    cut: LookCut | None = None,
     launch: Launcher | None = None,
-) -> Found:
+) -> Observations:
     """What each key received of the last `received` queries, the weights pooled, the `top` largest of each query.
 
     q (B, H, T, D), k (B, Hk, S, D) and the rest as `forward` took them; `done` is what it gave, with the same
     `top`. Calls with one `launch` are of one kind. Everything comes from one product of all queries with all keys, or
     two where `received` counts but some.
     """
-    batch, heads, queries, width = q.shape
+    batch, heads, queries, head_dim = q.shape
     if received is not None and received < queries and (map or top):
         options = (q, k, done, scale, causal_offset, window, softcap)
-        alone = look(*options, received=received, cut=cut, launch=launch)
-        return look(*options, map=map, top=top, cut=cut, launch=launch)._replace(received=alone.received)
+        alone = look(*options, received=received, launch=launch)
+        return look(*options, map=map, top=top, launch=launch)._replace(received=alone.received)
     keys = k.shape[2]
     launch = launch or Launcher()
     new = partial(launch.room, dtype=torch.float32, device=q.device)
@@ -91,10 +90,11 @@ def look(
     if not q.shape[:3].numel() or not keys:
         flat = Map(*new((2, batch, heads, count, cells)).zero_()) if map else None
         none = torch.full((batch, heads, queries, top), -1, device=q.device)
-        return Found(None if got is None else got.zero_(), flat, Top(none, new(none.shape).zero_()) if top else None)
+        best = Top(none, new(none.shape).zero_()) if top else None
+        return Observations(None if got is None else got.zero_(), flat, best)
     largest = -(-queries // count)  # bin
-    cut = cut or preferred(width, largest, bool(top))
-    each = -(-largest // cut.columns)
+    config = preferred(head_dim, largest, bool(top))
+    each = -(-largest // config.columns)
     pooled = bool(map) and keys % (cells * 16) == 0
     units = keys // 16 if pooled else keys
     strips = batch * heads * count * units if map else 0
@@ -104,24 +104,24 @@ def look(
     large = counts = flags.view(torch.int32)
     if top:
         counts = large[4:]
-    shifts = new((batch * heads * count * each * cut.columns * 3,))
+    shifts = new((batch * heads * count * each * config.columns * 3,))
     found = launch.room((batch, heads, queries, HELD) if top else (0,), torch.int64, q.device)
     upper = causal_offset or 0
     lower = upper - (window or 0)
     factor = (scale if softcap is None else 1.0) * math.log2(math.e)
     plain, careful = looks(
-        width, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map), pooled,
-        bool(top), queries % count == 0,
+        head_dim, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map),
+        pooled, bool(top), queries % count == 0,
     )  # fmt: skip
     name = (received, map, top)
     launch(
         ("lay out", name), lay_out, (count * each, batch * heads),
         done.peak, done.total, done.level if top else done.peak, shifts, large,
         queries, queries - (queries if received is None else received), count, each, queries // count,
-        scale if softcap is None else 1.0, factor, cut.columns, plain.even, num_warps=1,
+        scale if softcap is None else 1.0, factor, config.columns, plain.even, num_warps=1,
     )  # fmt: skip
-    rows = (described(q, queries, cut.columns), described(k, keys, cut.rows), numbers(shifts, cut.columns))
-    blocks = -(-keys // (cut.rows * cut.consumers))
+    rows = (described(q, queries, config.columns), described(k, keys, config.rows), numbers(shifts, config.columns))
+    blocks = -(-keys // (config.rows * config.consumers))
     side = 1
     if causal_offset is not None and window is None:
         side = side_by_side(blocks, batch * heads, q.device)
@@ -130,7 +130,7 @@ def look(
             ("by key", name, form.careful), by_key, (blocks * batch * heads,),
             *rows, sums if got is None else got, sums, tops, counts, found, large,
             queries, keys, heads, batch * heads, side, heads // k.shape[1], upper, lower, count, each, queries // count,
-            scale, softcap or 1.0, factor, form, cut, num_warps=cut.rows // 16,
+            scale, softcap or 1.0, factor, form, config, num_warps=config.rows // 16,
         )  # fmt: skip
     flat = None
     if map:
@@ -156,28 +156,28 @@ def look(
             ("search", name), search, (-(-queries // 64), heads, batch),
             q, k, counts, done.peak, done.total, best.weights, best.indices, *q.stride()[:3], *k.stride()[:3],
             queries, keys, heads // k.shape[1], upper, lower, scale, softcap or 1.0, factor,
-            TOP=top, K=max(2, 1 << (top - 1).bit_length()), WIDTH=width, UPPER=plain.upper, LOWER=plain.lower,
+            TOP=top, K=max(2, 1 << (top - 1).bit_length()), HEAD_DIM=head_dim, UPPER=plain.upper, LOWER=plain.lower,
             SOFTCAP=plain.softcap, HELD=HELD, BM=64, BN=64, num_warps=4, num_stages=1,
         )  # fmt: skip
-    return Found(got, flat, best)
+    return Observations(got, flat, best)
 
 
 @lru_cache(maxsize=256)
-def looks(*given: Any) -> tuple[Look, Look]:
+def looks(*given: Any) -> tuple[LookForm, LookForm]:
     """The quick form and the careful one."""
-    form = Look(*given)
+    form = LookForm(*given)
     return form, replace(form, careful=True)
 
 
 @lru_cache(maxsize=256)
-def preferred(width: int, bin: int, top: bool) -> LookCut:
-    """The cut for a head_dim, the number of queries in a bin of the map, and whether the largest are wanted.
+def preferred(head_dim: int, bin: int, top: bool) -> LookConfig:
+    """The config for a head_dim, the number of queries in a bin of the map, and whether the largest are wanted.
 
     Measured on an H200. A query waits for its list in memory: more tiles ahead give the others something to do.
     """
-    if width == 256:
-        return LookCut(64, 3, 2, 64, 240)
-    return LookCut(64 if bin <= 64 else 128, 4 if top else 3, offered=16 if bin <= 64 else 32)
+    if head_dim == 256:
+        return LookConfig(64, 3, 2, 64, 240)
+    return LookConfig(64 if bin <= 64 else 128, 4 if top else 3, offered=16 if bin <= 64 else 32)
 
 
 def numbers(array: torch.Tensor, columns: int) -> Any:

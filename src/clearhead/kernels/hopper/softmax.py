@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 LOG2E = gl.constexpr(math.log2(math.e))
+
+
+class Scales(NamedTuple):
+    """What turns products into scores, and scores into exponents of 2."""
+
+    scale: Any
+    softcap: Any
+    factor: Any
+    slope: Any
+
+
+class Rows(NamedTuple):
+    """Of each row so far the peak, c·peak, Σ p, Σ p log2 p, and the largest score of each of a few groups of keys."""
+
+    peak: Any
+    shift: Any
+    total: Any
+    weighted: Any
+    best: Any
 
 
 @gluon.jit
@@ -24,17 +44,17 @@ def rounded_product(x, y):
 
 
 @gluon.jit
-def soften(scores, tile, rows, numbers, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
-    """p for a tile of scores; what the sums so far shrink by; and of each row the peak, c·peak, Σ p and Σ p log2 p.
+def soften(scores, tile, rows, scales, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
+    """p for a tile of scores; alpha, which the sums so far are multiplied with; and what is known of each row.
 
     With `top`, also the largest score of each of a few groups of keys, key modulo their number.
     """
     peak, shift, total, weighted, best = rows
-    scale, softcap, factor, slope = numbers
+    scale, softcap, factor, slope = scales
     if FORM.value.softcap:
         scores = capped(scores, scale, softcap)
     if MASKED or FORM.value.alibi:
-        scores = biased_and_masked(scores, tile * CUT.value.columns, slope, sees, MASKED, FORM)
+        scores = biased_and_masked(scores, tile * CONFIG.value.columns, slope, sees, MASKED, FORM)
     if FORM.value.top:
         best = gl.maximum(best, largest_by_group(scores, FORM))
         new_peak = gl.convert_layout(gl.max(best, 1), peak.type.layout, assert_trivial=True)
@@ -46,15 +66,15 @@ def soften(scores, tile, rows, numbers, sees, MASKED: gl.constexpr, FORM: gl.con
         finite = gl.where(new_peak == float("-inf"), 0.0, new_shift)  # −inf − −inf is no number
     exponent = scores * factor - finite[:, None]
     p = gl.exp2(exponent)
-    shrink = gl.exp2(shift - finite)
+    alpha = gl.exp2(shift - finite)
     if FORM.value.entropy:
         terms = p * exponent
         if MASKED:
             terms = gl.where(p == 0, 0.0, terms)  # 0 · −inf
         moved = gl.where(peak == float("-inf"), 0.0, shift - finite)
-        weighted = (weighted + moved * total) * shrink + gl.sum(terms, 1)
-    total = total * shrink + gl.sum(p, 1)
-    return p, shrink, (new_peak, new_shift, total, weighted, best)
+        weighted = (weighted + moved * total) * alpha + gl.sum(terms, 1)
+    total = total * alpha + gl.sum(p, 1)
+    return p, alpha, Rows(new_peak, new_shift, total, weighted, best)
 
 
 @gluon.jit
@@ -125,10 +145,10 @@ def as_operand(pairs, q, sums):
 
 
 @gluon.jit
-def relative_to_scaled(rows, numbers, FORM: gl.constexpr):
+def relative_to_scaled(rows, scales, FORM: gl.constexpr):
     """The peak times scale, and for it Σ e^x and Σ x e^x: p was relative to c·peak as rounded, a little off."""
     peak, shift, total, weighted, _ = rows
-    scale, _, factor, _ = numbers
+    scale, factor = scales.scale, scales.factor
     if FORM.value.softcap:
         scale = 1.0
     scaled = rounded_product(peak, scale)

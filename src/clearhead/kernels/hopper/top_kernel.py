@@ -147,7 +147,7 @@ def choose(counts, found, peaks, totals, weights, indices, rows, scale, factor, 
 def search(
     q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row, T, S, group,
     upper, lower, scale, softcap, factor,
-    TOP: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, UPPER: tl.constexpr, LOWER: tl.constexpr,
+    TOP: tl.constexpr, K: tl.constexpr, HEAD_DIM: tl.constexpr, UPPER: tl.constexpr, LOWER: tl.constexpr,
     SOFTCAP: tl.constexpr, HELD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The largest weights of the queries of a block that had more candidates than a list holds; mostly there are none.
@@ -160,7 +160,7 @@ def search(
     here = number.to(tl.int64) * T + rows
     many = tl.load(counts + here, mask=rows < T, other=0) > HELD
     if tl.max(many.to(tl.int32), 0) > 0:
-        features = tl.arange(0, WIDTH)
+        features = tl.arange(0, HEAD_DIM)
         q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
         k += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
         queries = tl.load(q + rows.to(tl.int64)[:, None] * q_row + features[None, :], mask=(rows < T)[:, None], other=0)

@@ -8,16 +8,17 @@ and its part of a map are sums along a row of
 
 and so stay in registers: no other program adds to them, and every run gives the same bits.
 
-One warp, the producer, copies tiles of queries and their shifts into a ring in shared memory. A tile never crosses an
-edge of the map: each bin of queries has `each` tiles of its own, and what a tile has beyond its bin has the shift +inf,
-which makes the weight 0; so do queries that see nothing.
+One warp, the producer, copies tiles of queries and their shifts into a pipeline in shared memory. A tile never crosses
+an edge of the map: each bin of queries has `each` tiles of its own, and what a tile has beyond its bin has the shift
++inf, which makes the weight 0; so do queries that see nothing.
 
-CUT and FORM are the values of `second_look.py` that say how the work is cut up and what is wanted.
+CONFIG and FORM are the values of `second_look.py` that say how the work is cut up and what is wanted.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -34,6 +35,35 @@ from clearhead.kernels.hopper.top_kernel import denominator, offer
 
 LOG2E = gl.constexpr(math.log2(math.e))
 PRODUCER_REGISTERS = gl.constexpr(24)
+
+
+class Bins(NamedTuple):
+    """Bins of queries, the rows of a map: how many of both, tiles of each bin, its queries if all have as many."""
+
+    queries: Any
+    count: Any
+    each: Any
+    size: Any
+    even: Any
+
+
+class LookPipeline(NamedTuple):
+    """Slots for tiles of queries and of their numbers; barriers for 'it is there' and 'it was used'."""
+
+    queries: Any
+    numbers: Any
+    full: Any
+    empty: Any
+
+
+class LookOutputs(NamedTuple):
+    """Where results go: by key, by key and bin twice, and by query how many of the largest, and which."""
+
+    received: Any
+    sums: Any
+    tops: Any
+    counts: Any
+    found: Any
 
 
 @gluon.jit
@@ -57,8 +87,8 @@ def first_of_bin(bin, bins):
 @gluon.jit
 def first_of_tile(tile, bins, N: gl.constexpr):
     """The first query of a tile."""
-    bin = tile // bins[2]
-    return first_of_bin(bin, bins) + (tile - bin * bins[2]) * N
+    bin = tile // bins.each
+    return first_of_bin(bin, bins) + (tile - bin * bins.each) * N
 
 
 @gluon.jit
@@ -87,33 +117,33 @@ def tiles_seen(first, rows: gl.constexpr, bins, upper, lower, FORM: gl.constexpr
 
 
 @gluon.jit
-def produce(load, FORM: gl.constexpr, CUT: gl.constexpr):
+def produce(load, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """Copy all tiles of queries and what belongs to them, each as soon as its slot is free."""
-    q_rows, shifts, place, tiles, bins, ring = load
+    q_rows, shifts, place, tiles, bins, pipeline = load
     batch, head, number = place
     begin, _, _, end = tiles
-    N: gl.constexpr = CUT.value.columns
+    N: gl.constexpr = CONFIG.value.columns
     PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
     for tile in range(begin, end):
-        slot = (tile - begin) % CUT.value.stages
-        round = (tile - begin) // CUT.value.stages
-        mbarrier.wait(ring[3].index(slot), (round & 1) ^ 1)
-        full = ring[2].index(slot)
+        slot = (tile - begin) % CONFIG.value.stages
+        round = (tile - begin) // CONFIG.value.stages
+        mbarrier.wait(pipeline.empty.index(slot), (round & 1) ^ 1)
+        full = pipeline.full.index(slot)
         mbarrier.expect(full, q_rows.block_type.nbytes + PARTS * shifts.block_type.nbytes)
-        async_load(q_rows, [batch, head, first_of_tile(tile, bins, N), 0], full, ring[0].index(slot))
-        entry = (number * bins[1] * bins[2] + tile) * 3
+        async_load(q_rows, [batch, head, first_of_tile(tile, bins, N), 0], full, pipeline.queries.index(slot))
+        entry = (number * bins.count * bins.each + tile) * 3
         for part in gl.static_range(PARTS):
-            async_load(shifts, [(entry + part) * N], full, ring[1].index(slot * PARTS + part))
+            async_load(shifts, [(entry + part) * N], full, pipeline.numbers.index(slot * PARTS + part))
 
 
 @gluon.jit
-def times_queries(k, ring, step, CUT: gl.constexpr):
+def times_queries(k, pipeline, step, CONFIG: gl.constexpr):
     """Wait for a tile of queries and start k @ qᵀ."""
-    slot = step % CUT.value.stages
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
-    zeros = gl.full([CUT.value.rows, CUT.value.columns], 0.0, gl.float32, layout)
-    mbarrier.wait(ring[2].index(slot), (step // CUT.value.stages) & 1)
-    tile = ring[0].index(slot)
+    slot = step % CONFIG.value.stages
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CONFIG.value.columns, 16])
+    zeros = gl.full([CONFIG.value.rows, CONFIG.value.columns], 0.0, gl.float32, layout)
+    mbarrier.wait(pipeline.full.index(slot), (step // CONFIG.value.stages) & 1)
+    tile = pipeline.queries.index(slot)
     q = tile.reshape([tile.shape[2], tile.shape[3]])
     return warpgroup_mma(k, q.permute((1, 0)), zeros, is_async=True, use_acc=False)
 
@@ -127,15 +157,15 @@ def in_thread(x):
 
 
 @gluon.jit
-def exponents(scores, shift, first, sees, numbers, MASKED: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
+def exponents(scores, shift, first, sees, scales, MASKED: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """log2 of the weights of a tile."""
-    scale, softcap, factor = numbers
+    scale, softcap, factor = scales
     start, stop = sees
     if FORM.value.softcap:
         scores = capped(scores, scale, softcap)
     exponent = scores * factor - shift[None, :]
     if MASKED:
-        column = gl.arange(0, CUT.value.columns, gl.SliceLayout(0, scores.type.layout))[None, :]
+        column = gl.arange(0, CONFIG.value.columns, gl.SliceLayout(0, scores.type.layout))[None, :]
         seen = (column >= (start - first)[:, None]) & (shift < float("inf"))[None, :]  # a hidden key may hold NaN
         if FORM.value.lower:
             seen = seen & (column <= (stop - first)[:, None])
@@ -144,7 +174,7 @@ def exponents(scores, shift, first, sees, numbers, MASKED: gl.constexpr, FORM: g
 
 
 @gluon.jit
-def end_bin(state, outputs, key, keys, number, bins, FORM: gl.constexpr, CUT: gl.constexpr):
+def end_bin(state, outputs, key, keys, number, bins, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """A bin of queries is done: its sums and largest weights go to the strip, and the sums to what was received."""
     received, sums, tops, bin, _ = state
     if FORM.value.map:
@@ -157,28 +187,28 @@ def end_bin(state, outputs, key, keys, number, bins, FORM: gl.constexpr, CUT: gl
         else:
             top = gl.exp2(top)
         if FORM.value.pooled:  # the keys of a warp become one
-            WARPS: gl.constexpr = CUT.value.rows // 16
+            WARPS: gl.constexpr = CONFIG.value.rows // 16
             sum = gl.sum(gl.reshape(sum, [WARPS, 16]), 1)
             top = gl.max(gl.reshape(top, [WARPS, 16]), 1)
             unit = gl.max(gl.reshape(gl.convert_layout(key, gl.SliceLayout(1, sums.type.layout)), [WARPS, 16]), 1) // 16
             units = keys // 16
         else:
             unit = gl.convert_layout(key, sum.type.layout)
-        place = (number.to(gl.int64) * bins[1] + bin) * units + unit
-        gl.store(outputs[1] + place, sum, unit < units)
-        gl.store(outputs[2] + place, gl.convert_layout(top, sum.type.layout), unit < units)
+        place = (number.to(gl.int64) * bins.count + bin) * units + unit
+        gl.store(outputs.sums + place, sum, unit < units)
+        gl.store(outputs.tops + place, gl.convert_layout(top, sum.type.layout), unit < units)
     if FORM.value.received:
         received += sums
     nothing = gl.full(sums.shape, 0.0, gl.float32, sums.type.layout)
-    return received, nothing, nothing + float("-inf"), bin + 1, bins[2]
+    return received, nothing, nothing + float("-inf"), bin + 1, bins.each
 
 
 @gluon.jit
-def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
+def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """All that one consumer's keys receive, bin by bin."""
     outputs, first, number, tiles, bins, bounds, _, k_block, k_full, _ = work
-    ROWS: gl.constexpr = CUT.value.rows
-    N: gl.constexpr = CUT.value.columns
+    ROWS: gl.constexpr = CONFIG.value.rows
+    N: gl.constexpr = CONFIG.value.columns
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N, 16])
     begin, low, high, end = tiles
     keys, upper, lower = bounds
@@ -187,59 +217,59 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
     if FORM.value.upper:
         start = key - upper
     sees = (gl.where(key < keys, start, 2**30), key - lower)  # nobody sees what is not a key
-    if FORM.value.top and first + ROWS * CUT.value.consumers > keys:
+    if FORM.value.top and first + ROWS * CONFIG.value.consumers > keys:
         low = end
         high = end
     nothing = gl.sum(in_thread(gl.full([ROWS, N], 0.0, gl.float32, LAYOUT)), 1)
-    bin = begin // bins[2]
-    state = (nothing, nothing, nothing + float("-inf"), bin, (bin + 1) * bins[2] - begin)
-    k = k_block.index(INDEX).reshape([ROWS, FORM.value.width])
+    bin = begin // bins.each
+    state = (nothing, nothing, nothing + float("-inf"), bin, (bin + 1) * bins.each - begin)
+    k = k_block.index(INDEX).reshape([ROWS, FORM.value.head_dim])
     mbarrier.wait(k_full, 0)
     for tile in range(begin, low):
-        state = advance(tile, state, work, k, key, sees, True, FORM, CUT)
+        state = advance(tile, state, work, k, key, sees, True, FORM, CONFIG)
     for tile in range(low, high):
-        state = advance(tile, state, work, k, key, sees, False, FORM, CUT)
+        state = advance(tile, state, work, k, key, sees, False, FORM, CONFIG)
     if FORM.value.lower:
         for tile in range(high, end):
-            state = advance(tile, state, work, k, key, sees, True, FORM, CUT)
-    if FORM.value.map and begin < end and state[4] < bins[2]:
-        state = end_bin(state, outputs, key, keys, number, bins, FORM, CUT)
+            state = advance(tile, state, work, k, key, sees, True, FORM, CONFIG)
+    if FORM.value.map and begin < end and state[4] < bins.each:
+        state = end_bin(state, outputs, key, keys, number, bins, FORM, CONFIG)
     if FORM.value.received:
         received, sums, _, _, _ = state
         total = gl.sum(received + sums, 1)
         place = gl.convert_layout(key, total.type.layout)
-        gl.store(outputs[0] + number.to(gl.int64) * keys + place, total, place < keys)
+        gl.store(outputs.received + number.to(gl.int64) * keys + place, total, place < keys)
 
 
 @gluon.jit
-def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CUT: gl.constexpr):
+def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """One tile of queries."""
-    outputs, _, number, tiles, bins, bounds, numbers, _, _, ring = work
+    outputs, _, number, tiles, bins, bounds, scales, _, _, pipeline = work
     step = tile - tiles[0]
-    scores = times_queries(k, ring, step, CUT)
-    slot = step % CUT.value.stages
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CUT.value.columns, 16])
+    scores = times_queries(k, pipeline, step, CONFIG)
+    slot = step % CONFIG.value.stages
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CONFIG.value.columns, 16])
     PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
-    shift = ring[1].index(slot * PARTS).load(gl.SliceLayout(0, layout))
+    shift = pipeline.numbers.index(slot * PARTS).load(gl.SliceLayout(0, layout))
     scores = warpgroup_mma_wait(0, deps=(scores,))
     received, sums, tops, bin, left = state
-    first = first_of_bin(bin, bins) + (bins[2] - left) * CUT.value.columns
-    exponent = exponents(scores, shift, first, sees, numbers, MASKED, FORM, CUT)
+    first = first_of_bin(bin, bins) + (bins.each - left) * CONFIG.value.columns
+    exponent = exponents(scores, shift, first, sees, scales, MASKED, FORM, CONFIG)
     if FORM.value.top:
-        levels = ring[1].index(slot * PARTS + 1)
-        offset = number.to(gl.int64) * bins[0]
-        offer(exponent, levels, key, first, outputs[3], outputs[4], offset, CUT.value.offered)
+        levels = pipeline.numbers.index(slot * PARTS + 1)
+        offset = number.to(gl.int64) * bins.queries
+        offer(exponent, levels, key, first, outputs.counts, outputs.found, offset, CONFIG.value.offered)
     weight = gl.exp2(exponent)
     if FORM.value.careful:
-        weight *= ring[1].index(slot * PARTS + 2).load(gl.SliceLayout(0, layout))[None, :]
+        weight *= pipeline.numbers.index(slot * PARTS + 2).load(gl.SliceLayout(0, layout))[None, :]
         exponent = weight  # the largest is sought among weights: what is to be multiplied in differs by query
-    mbarrier.arrive(ring[3].index(slot), count=1)
+    mbarrier.arrive(pipeline.empty.index(slot), count=1)
     sums += gl.sum(in_thread(weight), 1)
     if FORM.value.map:
         tops = gl.maximum(tops, gl.max(in_thread(exponent), 1))
     state = (received, sums, tops, bin, left - 1)
     if left == 1:
-        state = end_bin(state, outputs, key, bounds[0], number, bins, FORM, CUT)
+        state = end_bin(state, outputs, key, bounds[0], number, bins, FORM, CONFIG)
     return state
 
 
@@ -249,7 +279,7 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
 )
 def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, queries, keys, heads, total, side,
            group, upper, lower, count, each, size, scale, softcap, factor,
-           FORM: gl.constexpr, CUT: gl.constexpr):  # fmt: skip
+           FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """What a block of keys of one head received: of all queries, and of each of `count` bins of them.
 
     The careful form, which also multiplies by what the rounding of a shift takes away, runs where `large` says that
@@ -257,23 +287,23 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, q
     """
     if (gl.load(large) != 0) != FORM.value.careful:
         return
-    ROWS: gl.constexpr = CUT.value.rows
-    STAGES: gl.constexpr = CUT.value.stages
-    CONSUMERS: gl.constexpr = CUT.value.consumers
+    ROWS: gl.constexpr = CONFIG.value.rows
+    STAGES: gl.constexpr = CONFIG.value.stages
+    CONSUMERS: gl.constexpr = CONFIG.value.consumers
     PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
-    N: gl.constexpr = CUT.value.columns
+    N: gl.constexpr = CONFIG.value.columns
     blocks = (keys + ROWS * CONSUMERS - 1) // (ROWS * CONSUMERS)
     block, number = share(gl.program_id(0), blocks, total, side)
     first = block * (ROWS * CONSUMERS)  # the first keys of a causal head are seen by most: they go first
     head = number % heads
     batch = number // heads
-    bins = (queries, count, each, size, FORM.value.even)
+    bins = Bins(queries, count, each, size, FORM.value.even)
     tiles = tiles_seen(first, ROWS * CONSUMERS, bins, upper, lower, FORM, N)
 
-    k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, FORM.value.width], k_rows.layout)
+    k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, FORM.value.head_dim], k_rows.layout)
     k_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(k_full, count=1)
-    q_tiles = gl.allocate_shared_memory(q_rows.dtype, [STAGES, 1, 1, N, FORM.value.width], q_rows.layout)
+    q_tiles = gl.allocate_shared_memory(q_rows.dtype, [STAGES, 1, 1, N, FORM.value.head_dim], q_rows.layout)
     number_tiles = gl.allocate_shared_memory(gl.float32, [STAGES * PARTS, N], shifts.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -281,33 +311,33 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, q
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=CONSUMERS)
     fence_async_shared()
-    ring = (q_tiles, number_tiles, full, empty)
+    pipeline = LookPipeline(q_tiles, number_tiles, full, empty)
     mbarrier.expect(k_full, CONSUMERS * k_rows.block_type.nbytes)
     for index in gl.static_range(CONSUMERS):
         rows = first + index * ROWS
         async_load(k_rows, [batch, head // group, rows, 0], k_full, k_block.index(index))
 
-    outputs = (received, sums, tops, counts, found)
+    outputs = LookOutputs(received, sums, tops, counts, found)
     bounds = (keys, upper, lower)
-    work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, ring)
-    load = (q_rows, shifts, (batch, head, number), tiles, bins, ring)
+    work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, pipeline)
+    load = (q_rows, shifts, (batch, head, number), tiles, bins, pipeline)
     WARPS: gl.constexpr = ROWS // 16
-    REGISTERS: gl.constexpr = CUT.value.registers
+    REGISTERS: gl.constexpr = CONFIG.value.registers
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(consume, (work, 0, FORM, CUT)), (consume, (work, 1, FORM, CUT)), (produce, (load, FORM, CUT))],
+            [(consume, (work, 0, FORM, CONFIG)), (consume, (work, 1, FORM, CONFIG)), (produce, (load, FORM, CONFIG))],
             [WARPS, 1], [REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize(
-            [(consume, (work, 0, FORM, CUT)), (consume, (work, 1, FORM, CUT)), (consume, (work, 2, FORM, CUT)),
-             (produce, (load, FORM, CUT))],
+            [(consume, (work, 0, FORM, CONFIG)), (consume, (work, 1, FORM, CONFIG)), (consume, (work, 2, FORM, CONFIG)),
+             (produce, (load, FORM, CONFIG))],
             [WARPS, WARPS, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
-            [(consume, (work, 0, FORM, CUT)), (consume, (work, 1, FORM, CUT)), (consume, (work, 2, FORM, CUT)),
-             (consume, (work, 3, FORM, CUT)), (produce, (load, FORM, CUT))],
+            [(consume, (work, 0, FORM, CONFIG)), (consume, (work, 1, FORM, CONFIG)), (consume, (work, 2, FORM, CONFIG)),
+             (consume, (work, 3, FORM, CONFIG)), (produce, (load, FORM, CONFIG))],
             [WARPS, WARPS, WARPS, 1], [REGISTERS, REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
 
@@ -323,7 +353,7 @@ def lay_out(peaks, totals, levels, shifts, large, queries, skipped, count, each,
     A shift is +inf where there is no query, or one that sees nothing or is skipped.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    bins = (queries, count, each, size, EVEN)
+    bins = Bins(queries, count, each, size, EVEN)
     tile = gl.program_id(0)
     number = gl.program_id(1)
     stop = first_of_bin(tile // each + 1, bins)

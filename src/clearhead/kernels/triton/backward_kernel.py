@@ -28,18 +28,18 @@ from clearhead.kernels.gpu.device import (
 
 
 @triton.jit
-def spread(
-    dout, out, peak_at, total_at, dlse_at, shift_at, inverse_at, spread_at, dout_strides, T, width,
+def deltas(
+    dout, out, peak_at, total_at, dlse_at, shift_at, inverse_at, delta_at, dout_strides, T, width,
     LSE: tl.constexpr, BM: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """For each query Σ dout · out − dlse, and its denominator as the other kernels read it; rows of out are `width`."""
-    WIDTH: tl.constexpr = form.padded_width
+    WIDTH: tl.constexpr = form.padded_value_dim
     blocks = tl.cdiv(T, BM)
     number, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     batch, head = number // form.heads, number % form.heads
     dout += batch.to(tl.int64) * dout_strides[0] + head.to(tl.int64) * dout_strides[1]
     out += number.to(tl.int64) * T * width
-    given = load_rows(dout, dout_strides[2], block * BM, 0, T, BM, form.width, WIDTH, False).to(tl.float32)
+    given = load_rows(dout, dout_strides[2], block * BM, 0, T, BM, form.value_dim, WIDTH, False).to(tl.float32)
     rows = block * BM + tl.arange(0, BM)
     columns = tl.arange(0, WIDTH)[None, :]
     real = (rows < T)[:, None] & (columns < width)
@@ -49,10 +49,10 @@ def spread(
     total = tl.load(total_at + here, mask=inside, other=1.0)
     dead = peak == float("-inf")
     # rows that attend to nothing, or to a sink alone, take no part, whatever their gradient holds
-    spread = tl.sum(tl.where(result == 0, 0.0, given * result), 1)
+    delta = tl.sum(tl.where(result == 0, 0.0, given * result), 1)
     if LSE:
-        spread -= tl.load(dlse_at + here, mask=inside, other=0.0)
-    tl.store(spread_at + here, tl.where(dead, 0.0, spread), mask=inside)
+        delta -= tl.load(dlse_at + here, mask=inside, other=0.0)
+    tl.store(delta_at + here, tl.where(dead, 0.0, delta), mask=inside)
     tl.store(shift_at + here, tl.where(dead, 0.0, peak) * 1.4426950408889634, mask=inside)
     tl.store(inverse_at + here, tl.where(dead, 0.0, 1.0 / tl.where(total == 0, 1.0, total)), mask=inside)
 
@@ -100,11 +100,11 @@ def query_step(
     rows = (first + tl.arange(0, BM))[None, :]
     # a listed tile is full when all queries that there are see it: the last may be past the end
     ALL: tl.constexpr = FULL and form.program is None
-    queries = load_rows(q, strides[0], first, 0, T, BM, form.features, form.padded, ALL)
-    given = load_rows(dout, strides[1], first, 0, T, BM, form.width, form.padded_width, ALL)
+    queries = load_rows(q, strides[0], first, 0, T, BM, form.head_dim, form.padded_head_dim, ALL)
+    given = load_rows(dout, strides[1], first, 0, T, BM, form.value_dim, form.padded_value_dim, ALL)
     shift = load_numbers(rows_at[0], first, 0, T, BM, 0.0)[None, :]
     inverse = load_numbers(rows_at[1], first, 0, T, BM, 0.0)[None, :]
-    taken = load_numbers(rows_at[2], first, 0, T, BM, 0.0)[None, :]
+    delta = load_numbers(rows_at[2], first, 0, T, BM, 0.0)[None, :]
     if not FULL:
         if form.program is None:
             allowed = allowed_by_span(limits[0], limits[1], limits[2], rows, columns)
@@ -115,7 +115,7 @@ def query_step(
         asked = tl.max(allowed.to(tl.int32), 0) > 0
         queries = tl.where(asked[:, None], queries, 0.0)
         whole = tl.where(asked[:, None], given, 0.0)
-        given = finite_part(whole)  # what is not finite in it is in `taken` too, and spoils the scores from there
+        given = finite_part(whole)  # what is not finite in it is in `delta` too, and spoils the scores from there
     product = multiply(keys, tl.trans(queries), tl.zeros((keys.shape[0], BM), tl.float32), form)
     scores, slope = score(product, scoring, rows, columns, head, batch, T, S, form)
     weights = tl.exp2(tl.fma(scores, scoring.factor, -shift)) * inverse
@@ -127,7 +127,7 @@ def query_step(
         left = tl.where(kept(scoring, rows, columns, head, batch, form), scoring.rescale, 0.0)
         after = weights * left
         dweights = dweights * left
-    dscores = weights * (dweights - taken)
+    dscores = weights * (dweights - delta)
     if form.softcap:
         dscores = dscores * slope
     if FULL:
@@ -142,12 +142,12 @@ def query_step(
 
 @triton.jit(do_not_specialize=["span", "lists", "mask", "scoring"])
 def gradients_of_keys(
-    q, k, v, dout, shift_at, inverse_at, spread_at, dk_at, dv_at, q_strides, k_strides, v_strides, dout_strides,
+    q, k, v, dout, shift_at, inverse_at, delta_at, dk_at, dv_at, q_strides, k_strides, v_strides, dout_strides,
     span, lists, mask, scoring, T, S, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, over all query heads that share them."""
-    PADDED: tl.constexpr = form.padded
-    WIDTH: tl.constexpr = form.padded_width
+    PADDED: tl.constexpr = form.padded_head_dim
+    WIDTH: tl.constexpr = form.padded_value_dim
     KEY_HEADS: tl.constexpr = form.heads // form.group
     across = tl.cdiv(S, BN)
     number, block = tl.program_id(0) // across, tl.program_id(0) % across
@@ -157,14 +157,14 @@ def gradients_of_keys(
     places = block * BN + tl.arange(0, BN)
     limits = span_of(span, batch, form)
     count = tl.minimum(S, limits[2])
-    keys = load_rows(k, k_strides[2], block * BN, 0, count, BN, form.features, PADDED, False)
-    values = load_rows(v, v_strides[2], block * BN, 0, count, BN, form.width, WIDTH, False)
+    keys = load_rows(k, k_strides[2], block * BN, 0, count, BN, form.head_dim, PADDED, False)
+    values = load_rows(v, v_strides[2], block * BN, 0, count, BN, form.value_dim, WIDTH, False)
     state = (tl.zeros((BN, PADDED), tl.float32), tl.zeros((BN, WIDTH), tl.float32))
     strides = (q_strides[2], dout_strides[2])
     for member in range(form.group):
         head = key_head * form.group + member
         here = (batch.to(tl.int64) * form.heads + head) * T
-        rows_at = (shift_at + here, inverse_at + here, spread_at + here)
+        rows_at = (shift_at + here, inverse_at + here, delta_at + here)
         q_head = q + batch.to(tl.int64) * q_strides[0] + head.to(tl.int64) * q_strides[1]
         dout_head = dout + batch.to(tl.int64) * dout_strides[0] + head.to(tl.int64) * dout_strides[1]
         mixed, full, a, b, c = query_tiles(span, lists, batch, head, block, T, BM, BN, form)
@@ -182,12 +182,12 @@ def gradients_of_keys(
             )  # fmt: skip
     features, width = tl.arange(0, PADDED), tl.arange(0, WIDTH)
     at = number.to(tl.int64) * S + places
-    dk_at += (at * form.features)[:, None] + features[None, :]
-    dv_at += (at * form.width)[:, None] + width[None, :]
+    dk_at += (at * form.head_dim)[:, None] + features[None, :]
+    dv_at += (at * form.value_dim)[:, None] + width[None, :]
     inside = (places < S)[:, None]
     dk = state[0] * scoring.scale
-    tl.store(dk_at, dk.to(dk_at.dtype.element_ty), mask=inside & (features < form.features)[None, :])
-    tl.store(dv_at, state[1].to(dv_at.dtype.element_ty), mask=inside & (width < form.width)[None, :])
+    tl.store(dk_at, dk.to(dk_at.dtype.element_ty), mask=inside & (features < form.head_dim)[None, :])
+    tl.store(dv_at, state[1].to(dv_at.dtype.element_ty), mask=inside & (width < form.value_dim)[None, :])
 
 
 @triton.jit
@@ -198,8 +198,8 @@ def key_step(
     """One tile of keys joins the gradient of a block of queries."""
     first = tile * BN
     columns = (first + tl.arange(0, BN))[None, :]
-    keys = load_rows(k, strides[0], first, seen_low, seen_high, BN, form.features, form.padded, FULL)
-    values = load_rows(v, strides[1], first, seen_low, seen_high, BN, form.width, form.padded_width, FULL)
+    keys = load_rows(k, strides[0], first, seen_low, seen_high, BN, form.head_dim, form.padded_head_dim, FULL)
+    values = load_rows(v, strides[1], first, seen_low, seen_high, BN, form.value_dim, form.padded_value_dim, FULL)
     if not FULL:
         if form.program is None:
             allowed = allowed_by_span(limits[0], limits[1], limits[2], rows, columns)
@@ -228,11 +228,11 @@ def key_step(
 
 @triton.jit(do_not_specialize=["span", "lists", "mask", "scoring"])
 def gradients_of_queries(
-    q, k, v, dout, shift_at, inverse_at, spread_at, dq_at, q_strides, k_strides, v_strides, dout_strides,
+    q, k, v, dout, shift_at, inverse_at, delta_at, dq_at, q_strides, k_strides, v_strides, dout_strides,
     span, lists, mask, scoring, T, S, REVERSED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """dq of a block of queries."""
-    PADDED: tl.constexpr = form.padded
+    PADDED: tl.constexpr = form.padded_head_dim
     blocks = tl.cdiv(T, BM)
     number, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     if REVERSED:
@@ -248,11 +248,11 @@ def gradients_of_queries(
     numbers = (
         load_numbers(shift_at + here, block * BM, 0, T, BM, 0.0)[:, None],
         load_numbers(inverse_at + here, block * BM, 0, T, BM, 0.0)[:, None],
-        load_numbers(spread_at + here, block * BM, 0, T, BM, 0.0)[:, None],
+        load_numbers(delta_at + here, block * BM, 0, T, BM, 0.0)[:, None],
     )
     limits = span_of(span, batch, form)
-    queries = load_rows(q, q_strides[2], block * BM, 0, T, BM, form.features, PADDED, False)
-    given = load_rows(dout, dout_strides[2], block * BM, 0, T, BM, form.width, form.padded_width, False)
+    queries = load_rows(q, q_strides[2], block * BM, 0, T, BM, form.head_dim, PADDED, False)
+    given = load_rows(dout, dout_strides[2], block * BM, 0, T, BM, form.value_dim, form.padded_value_dim, False)
     seen_low, seen_high = 0, S
     if form.program is None:
         # queries that see nothing may hold anything
@@ -277,7 +277,7 @@ def gradients_of_queries(
             head, batch, T, S, True, BN, form,
         )  # fmt: skip
     features = tl.arange(0, PADDED)
-    dq_at += ((here + places) * form.features)[:, None] + features[None, :]
+    dq_at += ((here + places) * form.head_dim)[:, None] + features[None, :]
     dq = dq * scoring.scale
-    inside = (places < T)[:, None] & (features < form.features)[None, :]
+    inside = (places < T)[:, None] & (features < form.head_dim)[None, :]
     tl.store(dq_at, dq.to(dq_at.dtype.element_ty), mask=inside)

@@ -34,8 +34,8 @@ def split_keys(
     ENTROPY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """The sums over some of the keys, for all queries of the heads that share them."""
-    PADDED: tl.constexpr = form.padded
-    WIDTH: tl.constexpr = form.padded_width
+    PADDED: tl.constexpr = form.padded_head_dim
+    WIDTH: tl.constexpr = form.padded_value_dim
     KEY_HEADS: tl.constexpr = form.heads // form.group
     number, part = tl.program_id(0) // splits, tl.program_id(0) % splits
     batch, key_head = number // KEY_HEADS, number % KEY_HEADS
@@ -47,7 +47,7 @@ def split_keys(
     features = tl.arange(0, PADDED)[None, :]
     q += batch.to(tl.int64) * q_strides[0]
     at = q + head.to(tl.int64) * q_strides[1] + rows.to(tl.int64) * q_strides[2] + features
-    queries = tl.load(at, mask=inside[:, None] & (features < form.features), other=0.0)
+    queries = tl.load(at, mask=inside[:, None] & (features < form.head_dim), other=0.0)
     k += batch.to(tl.int64) * k_strides[0] + key_head.to(tl.int64) * k_strides[1]
     v += batch.to(tl.int64) * v_strides[0] + key_head.to(tl.int64) * v_strides[1]
     limits = span_of(span, batch, form)
@@ -62,8 +62,8 @@ def split_keys(
     weighted = tl.zeros((BM,), tl.float32)
     for first in range(begin, end, BN):
         columns = (first + tl.arange(0, BN))[None, :]
-        keys = load_rows(k, k_strides[2], first, seen_low, seen_high, BN, form.features, PADDED, False)
-        v_tile = load_rows(v, v_strides[2], first, seen_low, seen_high, BN, form.width, WIDTH, False)
+        keys = load_rows(k, k_strides[2], first, seen_low, seen_high, BN, form.head_dim, PADDED, False)
+        v_tile = load_rows(v, v_strides[2], first, seen_low, seen_high, BN, form.value_dim, WIDTH, False)
         product = multiply(queries, tl.trans(keys), tl.zeros((BM, BN), tl.float32), form)
         scores, _ = score(product, scoring, rows, columns, head, batch, T, S, form)
         if form.program is None:
@@ -73,10 +73,10 @@ def split_keys(
             seen = tl.max((allowed & inside[:, None]).to(tl.int32), 0) > 0
             v_tile = tl.where(seen[:, None], v_tile, 0.0)
         scores = tl.where(allowed, scores, float("-inf"))
-        e, fade, peak, total, weighted = softmax_step(scores, peak, total, weighted, scoring.factor, True, ENTROPY)
+        e, alpha, peak, total, weighted = softmax_step(scores, peak, total, weighted, scoring.factor, True, ENTROPY)
         if form.dropout:
             e *= tl.where(kept(scoring, rows, columns, head, batch, form), scoring.rescale, 0.0)
-        values = multiply_allowed(e.to(v_tile.dtype), v_tile, allowed, values * fade[:, None], form)
+        values = multiply_allowed(e.to(v_tile.dtype), v_tile, allowed, values * alpha[:, None], form)
     # of one row they lie together: (batch, heads, T, splits)
     count = tl.num_programs(0).to(tl.int64) * form.group * T
     values_at, peak_at, total_at, weighted_at = in_parts(parts, count, WIDTH)
@@ -96,7 +96,7 @@ def merge_parts(
     form: tl.constexpr,
 ):  # fmt: skip
     """One query of one head: its parts become one."""
-    WIDTH: tl.constexpr = form.padded_width
+    WIDTH: tl.constexpr = form.padded_value_dim
     row = tl.program_id(0)
     part = tl.arange(0, SPLITS)
     here = row.to(tl.int64) * splits + part
@@ -110,15 +110,15 @@ def merge_parts(
         moved = (peaks - shift) * scoring.factor
     else:
         moved = peaks * scoring.factor - shift * scoring.factor
-    fade = tl.exp2(moved)
-    sums = tl.sum(totals * fade, 0)
+    alpha = tl.exp2(moved)
+    sums = tl.sum(totals * alpha, 0)
     weighted = 0.0
     if ENTROPY:
         sums_weighted = tl.load(weighted_at + here, mask=part < splits, other=0.0)
-        weighted = tl.sum(fade * (sums_weighted + totals * tl.maximum(moved, -1000.0)), 0)
+        weighted = tl.sum(alpha * (sums_weighted + totals * tl.maximum(moved, -1000.0)), 0)
     width = tl.arange(0, WIDTH)
     at = values_at + (here * WIDTH)[:, None] + width[None, :]
-    values = tl.sum(tl.load(at, mask=(part < splits)[:, None], other=0.0) * fade[:, None], 0)
+    values = tl.sum(tl.load(at, mask=(part < splits)[:, None], other=0.0) * alpha[:, None], 0)
     sink = 0.0
     if SINKS:
         sink = tl.load(sinks + row // T % form.heads)
@@ -129,7 +129,7 @@ def merge_parts(
     if ENTROPY:
         tl.store(largest_at + row, largest)
         tl.store(entropy_at + row, entropy)
-    at = row.to(tl.int64) * form.width + width
-    tl.store(out + at, (values * share).to(out.dtype.element_ty), mask=width < form.width)
+    at = row.to(tl.int64) * form.value_dim + width
+    tl.store(out + at, (values * share).to(out.dtype.element_ty), mask=width < form.value_dim)
     if UNROUNDED:
-        tl.store(unrounded + at, values * share, mask=width < form.width)
+        tl.store(unrounded + at, values * share, mask=width < form.value_dim)

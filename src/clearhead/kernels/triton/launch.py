@@ -17,7 +17,7 @@ from clearhead.kernels.gpu.launcher import alike
 from clearhead.kernels.gpu.run import Looked, narrowed
 from clearhead.kernels.gpu.second_look import look_again
 from clearhead.kernels.gpu.tuning import Blocks, cdiv, power_of_2
-from clearhead.kernels.triton.backward_kernel import gradients_of_keys, gradients_of_queries, spread
+from clearhead.kernels.triton.backward_kernel import deltas, gradients_of_keys, gradients_of_queries
 from clearhead.kernels.triton.decode_kernel import merge_parts, split_keys
 from clearhead.kernels.triton.forward_kernel import forward as forward_kernel
 
@@ -87,7 +87,7 @@ def decode(call: Call, found: Forward) -> None:
             keys = min(span.limit, grid.queries + span.high) - max(span.low, 0) + blocks.columns
         numbers = call.batch * call.problem.key_heads
         splits, per_split = split(max(keys, 1), blocks.columns, numbers, processors(call.device))
-        parts = call.empty(grid.queries, splits, form.padded_width + 3)
+        parts = call.empty(grid.queries, splits, form.padded_value_dim + 3)
         call.launch(
             ("split", blocks, splits, observing), split_keys, (numbers * splits,),
             call.q, call.k, call.v, parts, call.q.stride(), call.k.stride(), call.v.stride(),
@@ -125,7 +125,7 @@ def two_passes(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """dq, dk, dv and dsinks, each number summed by one program in a fixed order."""
     problem, grid, form = call.problem, call.grid, call.form
-    shift, inverse, taken = (call.empty(grid.queries) for _ in range(3))
+    shift, inverse, delta = (call.empty(grid.queries) for _ in range(3))
     likeness = alike(dout, output, peak, total, dlse)
     dq, dk, dv = (
         call.launch.room(a.shape, torch.float32 if several else a.dtype, a.device)
@@ -133,11 +133,11 @@ def two_passes(
     )
     if call.rows and grid.queries:
         call.launch(
-            ("spread", likeness), spread, (cdiv(grid.queries, 64) * call.rows,),
-            dout, output, peak, total, dlse, shift, inverse, taken, dout.stride(), grid.queries, output.shape[-1],
+            ("deltas", likeness), deltas, (cdiv(grid.queries, 64) * call.rows,),
+            dout, output, peak, total, dlse, shift, inverse, delta, dout.stride(), grid.queries, output.shape[-1],
             LSE=dlse is not None, BM=64, form=form,
         )  # fmt: skip
-    rows = (shift, inverse, taken)
+    rows = (shift, inverse, delta)
     strides = (call.q.stride(), call.k.stride(), call.v.stride(), dout.stride())
 
     def by_keys(blocks: Blocks) -> None:
@@ -166,5 +166,5 @@ def two_passes(
         sinks = call.sinks.repeat(call.batch)[:, None]
         by_row = torch.exp2(sinks * math.log2(math.e) - shift)
         by_row = torch.where(sinks == math.inf, 1.0, by_row) * inverse
-        dsinks = -(by_row * taken).sum(-1).view(call.batch, grid.heads).sum(0)
+        dsinks = -(by_row * delta).sum(-1).view(call.batch, grid.heads).sum(0)
     return dq, dk, dv, dsinks
