@@ -1,9 +1,9 @@
 """What every GPU kernel does to a tile: load it, multiply, turn products into scores, mask them, drop weights.
 
 Functions here are Triton's and run on the device; `KernelForm` says what is fixed when they are compiled, the other
-tuples what is not. Scores are kept in `unit`s of nats: where a score is only a scaled product it stays the bare product, and
-2^(score · factor − shift) is its exponential, one multiply-add and one exponential for each pair. ALiBi's slopes and
-tables of biases are then divided by the scale, so that they join the bare product.
+tuples what is not. Scores are kept in `unit`s of nats: where a score is only a scaled product it stays the bare
+product, and 2^(score · factor − shift) is its exponential, one multiply-add and one exponential for each pair. ALiBi's
+slopes and tables of biases are then divided by the scale, so that they join the bare product.
 """
 
 from __future__ import annotations
