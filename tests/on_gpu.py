@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def longer(
         mine = {"output": seen.output, "lse": seen.lse, "entropy": seen.entropy, "received": seen.received}
         mine |= {"mean": seen.map.mean, "max": seen.map.max, "top": seen.top.weights, "rows": rows}
         poison(8)
-        mine |= dict(zip(("dq", "dk", "dv"), gradients(q, k, v, dout, options, kernel), strict=True))
+        mine |= dict(zip(("dq", "dk", "dv"), by(kernel, ch.gradients, q, k, v, dout, **options), strict=True))
     answers = []
     for precise in (torch.float64, torch.float32):
         a = [x.to(precise) for x in (q, k, v)]
@@ -80,14 +81,12 @@ def longer(
         assert off <= allowed, f"{what}: off by {float(off):.3g}, allowed {float(allowed):.3g}"
 
 
-def gradients(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, options: dict[str, object], kernel: str
-) -> tuple[torch.Tensor, ...]:
-    """dq, dk and dv by a kernel, or where it gives none by `triton`."""
+def by(kernel: str, verb: Callable[..., Any], *arrays: torch.Tensor, **options: Any) -> Any:
+    """What a verb gives with a kernel of our own, or where it refuses with the portable one."""
     try:
-        return ch.gradients(q, k, v, dout, **options, kernel=kernel)
+        return verb(*arrays, **options, kernel=kernel)
     except ch.KernelRefused:
-        return ch.gradients(q, k, v, dout, **options, kernel="triton")
+        return verb(*arrays, **options, kernel="triton")
 
 
 @contextmanager

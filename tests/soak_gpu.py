@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from on_gpu import OWN, by
 
 import clearhead as ch
 
@@ -103,12 +104,12 @@ def draw(seed: int) -> tuple[list[torch.Tensor], torch.Tensor, dict[str, Any], d
 
 
 def answers(arrays: list[torch.Tensor], dout: torch.Tensor, options: Any, wanted: Any, kernel: str) -> dict[str, Any]:
-    seen = ch.observe(*arrays, **options, **wanted, kernel=kernel)
-    rows = ch.observe(*arrays, **options, queries=[0, -1], kernel=kernel)
+    seen = by(kernel, ch.observe, *arrays, **options, **wanted)
+    rows = by(kernel, ch.observe, *arrays, **options, queries=[0, -1])
     found = {"output": seen.output, "lse": seen.lse, "max_score": seen.max_score, "entropy": seen.entropy}
     found |= {"received": seen.received, "mean": seen.map.mean, "max": seen.map.max, "top": seen.top.weights}
     found["rows"] = rows.queries.weights
-    gradients = ch.gradients(*arrays, dout, **options, kernel=kernel)
+    gradients = by(kernel, ch.gradients, *arrays, dout, **options)
     return found | dict(zip(("dq", "dk", "dv"), gradients, strict=True))
 
 
@@ -149,7 +150,7 @@ def hold(seed: int) -> list[str]:
     held = [torch.full((2**20,), float("nan"), device="cuda") for _ in range(8)]
     del held  # results that are not written to would be made of it
     for factor in (-0.5, 2.0, 1.0):  # prepared, recorded, played
-        mine = answers([a * factor for a in arrays], dout, options, wanted, "triton")
+        mine = answers([a * factor for a in arrays], dout, options, wanted, OWN[seed % len(OWN)])
     exact = answers([a.double() for a in arrays], dout.double(), in_precision(options, torch.float64), wanted, "dense")
     plains = [formula(arrays, dout, options, wanted) for _ in range(PLAIN)]
     scores = off_one_by_one(arrays[0], arrays[1], options.get("scale"))

@@ -179,6 +179,8 @@ def not_seen(kernel: str, name: str, width: int) -> None:
 
 def work(kernels: list[str]) -> dict[str, tuple[int, Callable[..., object], tuple[object, ...]]]:
     """Name → (a number, the same for what compiles the same kernels; a check; what it is given)."""
+    from test_gpu_numbers import KINDS, MASKS, saturated, spoiled
+
     found: dict[str, tuple[int, Callable[..., object], tuple[object, ...]]] = {}
     for kernel, what in product(kernels, CHECKS):
         for number, case in enumerate(HOPPER_CASES if kernel == "hopper" else CASES):
@@ -190,6 +192,9 @@ def work(kernels: list[str]) -> dict[str, tuple[int, Callable[..., object], tupl
             found[f"{kernel} one run {dtype} {width} {name}"] = (number, one_run, (kernel, dtype, width, name))
         for number, (name, width) in enumerate(product(UNSEEN, (64, 128))):
             found[f"{kernel} unseen {name} {width}"] = (number, not_seen, (kernel, name, width))
+        for number, ((dtype, width), name) in enumerate(product(KINDS, MASKS)):
+            found[f"{kernel} spoiled {dtype} {width} {name}"] = (number, spoiled, (kernel, dtype, width, name))
+            found[f"{kernel} saturated {dtype} {width} {name}"] = (number, saturated, (kernel, dtype, width, name))
     if "triton" in kernels:
         from test_gpu_calls import ALONE
 

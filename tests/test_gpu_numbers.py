@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from budget import within
-from on_gpu import MARKS, poison
+from on_gpu import MARKS, OWN, by, poison
 
 import clearhead as ch
 
@@ -22,14 +22,14 @@ def given(dtype: str, width: int, queries: int = 500, keys: int = 777) -> list[t
     return [torch.randn(shape, device="cuda", dtype=getattr(torch, dtype)) for shape in shapes]
 
 
-def spoiled(dtype: str, width: int, name: str) -> None:
+def spoiled(kernel: str, dtype: str, width: int, name: str) -> None:
     """A value that is not finite spoils the outputs of the queries that see it, by feature, and no others."""
     q, k, v = given(dtype, width)
     for row, head, key, feature, number in ((0, 0, 300, 5, "nan"), (1, 1, 612, 7, "inf"), (1, 0, 776, 0, "-inf")):
         v[row, head, key, feature] = float(number)
     poison(4)
-    got = ch.observe(q, k, v, mask=MASKS[name], kernel="triton")
-    again = ch.attention(q, k, v, mask=MASKS[name], kernel="triton")
+    got = by(kernel, ch.observe, q, k, v, mask=MASKS[name])
+    again = by(kernel, ch.attention, q, k, v, mask=MASKS[name])
     assert torch.equal(got.output.isfinite(), again.isfinite())
     exact, plain = (ch.observe(*(x.to(p) for x in (q, k, v)), mask=MASKS[name], kernel="dense") for p in PRECISE)
     fine = exact.output.isfinite()
@@ -44,7 +44,7 @@ def spoiled(dtype: str, width: int, name: str) -> None:
 PRECISE = (torch.float64, torch.float32)
 
 
-def saturated(dtype: str, width: int, name: str) -> None:
+def saturated(kernel: str, dtype: str, width: int, name: str) -> None:
     """Every query has nearly all of its weight on one key: what is left of a score's gradient is small."""
     q, k, v = given(dtype, width)
     q += 1.0
@@ -53,7 +53,7 @@ def saturated(dtype: str, width: int, name: str) -> None:
     dout = torch.randn((*q.shape[:-1], width), device="cuda", dtype=q.dtype)
     options: dict[str, Any] = {"mask": MASKS[name]}
     poison(4)
-    mine = ch.gradients(q, k, v, dout, **options, kernel="triton")
+    mine = by(kernel, ch.gradients, q, k, v, dout, **options)
     exact, plain = (ch.gradients(*(x.to(p) for x in (q, k, v, dout)), **options, kernel="dense") for p in PRECISE)
     for what, got, true, near in zip(("dq", "dk", "dv"), mine, exact, plain, strict=True):
         within(got.cpu(), true.cpu(), near.to(got.dtype).cpu(), k.shape[-2], what)
@@ -61,11 +61,13 @@ def saturated(dtype: str, width: int, name: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "width"), KINDS)
 @pytest.mark.parametrize("name", MASKS)
-def test_what_is_not_finite_spoils_only_who_sees_it(dtype: str, width: int, name: str) -> None:
-    spoiled(dtype, width, name)
+@pytest.mark.parametrize("kernel", OWN)
+def test_what_is_not_finite_spoils_only_who_sees_it(kernel: str, dtype: str, width: int, name: str) -> None:
+    spoiled(kernel, dtype, width, name)
 
 
 @pytest.mark.parametrize(("dtype", "width"), KINDS)
 @pytest.mark.parametrize("name", MASKS)
-def test_gradients_where_one_weight_is_nearly_all(dtype: str, width: int, name: str) -> None:
-    saturated(dtype, width, name)
+@pytest.mark.parametrize("kernel", OWN)
+def test_gradients_where_one_weight_is_nearly_all(kernel: str, dtype: str, width: int, name: str) -> None:
+    saturated(kernel, dtype, width, name)

@@ -25,7 +25,6 @@ CONFIG and FORM are the values of `backward.py` that say how the work is cut up 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -37,22 +36,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from clearhead.kernels.hopper.pipeline import async_load, async_store, share
+from clearhead.kernels.hopper.pipeline import async_load, async_store, new_query_pipeline, share
 
 LOG2E = gl.constexpr(math.log2(math.e))
 PRODUCER_REGISTERS = gl.constexpr(24)
 ROWS = gl.constexpr(64)  # keys of a consumer; and rows and columns of a piece of dq
 CONSUMERS = gl.constexpr(2)
-
-
-class QueryPipeline(NamedTuple):
-    """Slots for tiles of queries, of gradients, and of their numbers; barriers for 'it is there' and 'it was used'."""
-
-    queries: Any
-    douts: Any
-    numbers: Any
-    full: Any
-    empty: Any
 
 
 @gluon.jit
@@ -284,22 +273,6 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
     tma.store_wait(0)
 
 
-@gluon.jit
-def new_pipeline(q_rows, dout_rows, shifts, CONFIG: gl.constexpr):
-    """A pipeline for tiles of queries, and what belongs to them."""
-    STAGES: gl.constexpr = CONFIG.value.stages
-    SHAPE: gl.constexpr = [STAGES, 1, 1, CONFIG.value.columns, q_rows.block_shape[3]]
-    queries = gl.allocate_shared_memory(q_rows.dtype, SHAPE, q_rows.layout)
-    douts = gl.allocate_shared_memory(dout_rows.dtype, SHAPE, dout_rows.layout)
-    numbers = gl.allocate_shared_memory(gl.float32, [STAGES * 2, CONFIG.value.columns], shifts.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=CONSUMERS)
-    return QueryPipeline(queries, douts, numbers, full, empty)
-
-
 @gluon.jit(do_not_specialize=["queries", "keys", "key_heads", "total", "side", "group", "upper", "lower", "tiles"])
 def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, queries, keys, key_heads, total, side,
             group, upper, lower, tiles, scale, softcap, factor, FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
@@ -321,7 +294,7 @@ def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, qu
     v_block = gl.allocate_shared_memory(v_rows.dtype, [CONSUMERS, 1, 1, ROWS, HEAD_DIM], v_rows.layout)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(kv_full, count=1)
-    pipeline = new_pipeline(q_rows, dout_rows, shifts, CONFIG)
+    pipeline = new_query_pipeline(q_rows, dout_rows, shifts, CONSUMERS, CONFIG)
     TURNED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, N], k_rows.dtype)
     ds_tiles = gl.allocate_shared_memory(k_rows.dtype, [2 * CONSUMERS, ROWS, N], TURNED)
     ds_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())

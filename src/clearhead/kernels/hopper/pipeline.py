@@ -36,6 +36,32 @@ def new_pipeline(descriptor, CONFIG: gl.constexpr):
     return Pipeline(buffers, full, empty)
 
 
+class QueryPipeline(NamedTuple):
+    """Slots for tiles of queries, of gradients, and of their numbers; barriers for 'it is there' and 'it was used'."""
+
+    queries: Any
+    douts: Any
+    numbers: Any
+    full: Any
+    empty: Any
+
+
+@gluon.jit
+def new_query_pipeline(q_rows, dout_rows, shifts, CONSUMERS: gl.constexpr, CONFIG: gl.constexpr):
+    """A pipeline for tiles of queries, and what belongs to them."""
+    STAGES: gl.constexpr = CONFIG.value.stages
+    SHAPE: gl.constexpr = [STAGES, 1, 1, CONFIG.value.columns, q_rows.block_shape[3]]
+    queries = gl.allocate_shared_memory(q_rows.dtype, SHAPE, q_rows.layout)
+    douts = gl.allocate_shared_memory(dout_rows.dtype, SHAPE, dout_rows.layout)
+    numbers = gl.allocate_shared_memory(gl.float32, [STAGES * 2, CONFIG.value.columns], shifts.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=CONSUMERS)
+    return QueryPipeline(queries, douts, numbers, full, empty)
+
+
 @gluon.jit
 def copy_tile(descriptor, place, key, pipeline, step, CONFIG: gl.constexpr):
     """Start to copy a tile of keys or values, from `key` on, into the slot for this step."""
