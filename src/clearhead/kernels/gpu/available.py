@@ -40,10 +40,11 @@ def no_gpu(device: Any) -> str | None:
 
 def beyond(problem: Problem) -> str | None:
     """What of a problem is beyond the numbers that the kernels count with; None where nothing is."""
-    positions = max(problem.grid.queries, problem.grid.keys)
-    if isinstance(problem.bias, Alibi | Relative) and isinstance(problem.bias.alignment.given, np.ndarray):
-        positions += int(np.abs(problem.bias.alignment.given).max(initial=0))
-    longest = LONGEST_ALIBI if isinstance(problem.bias, Alibi) else LONGEST
+    positions, longest = max(problem.grid.queries, problem.grid.keys), LONGEST
+    if problem.bias is not None and isinstance(problem.bias, Alibi | Relative):
+        if isinstance(problem.bias.alignment.given, np.ndarray):
+            positions += int(np.abs(problem.bias.alignment.given).max(initial=0))
+        longest = LONGEST_ALIBI if isinstance(problem.bias, Alibi) else LONGEST
     if positions >= longest:
         return f"{positions:,} positions are above {longest - 1:,}"
     if problem.mask is not None and depth(problem.mask) > DEEPEST:

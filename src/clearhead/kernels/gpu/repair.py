@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -10,10 +11,10 @@ from clearhead.kernels.gpu.call import EXACT, Call, Forward, processors
 from clearhead.kernels.gpu.repair_kernel import finish_rows, repair
 from clearhead.kernels.gpu.tuning import Blocks, cdiv
 
-Rows = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
-
-def finished(call: Call, peak: torch.Tensor, total: torch.Tensor, weighted: torch.Tensor | None) -> Rows:
+def finished(
+    call: Call, peak: torch.Tensor, total: torch.Tensor, weighted: torch.Tensor | None
+) -> tuple[Any, Any, Any]:
     """Log-sum-exp; and largest score and entropy, where Σ x e^x of x = score − peak is given."""
     new = partial(call.launch.room, peak.shape, torch.float32, call.device)
     lse, entropy = new(), weighted is not None

@@ -91,6 +91,8 @@ def sizes(problem: Problem, head_dims: tuple[int, ...]) -> str | None:
     if name not in TYPES:
         return f"it takes {' and '.join(TYPES)}, not {name}"
     head_dim, value_dim = problem.q.shape[-1], problem.width
+    if head_dim == value_dim and head_dim in head_dims:
+        return None
     padded = {-(-size // 16) * 16 for size in (head_dim, value_dim)}
     if len(padded) == 1 and padded <= set(head_dims):
         return None

@@ -38,7 +38,7 @@ class ForwardForm:
     marked: bool = False  # rows are marked in which it is not finite
 
 
-class Alibi(NamedTuple):
+class AlibiSlopes(NamedTuple):
     """score − slope · |query + offset − key|: a slope for each head, in the unit of products (of scores if capped)."""
 
     slopes: torch.Tensor
@@ -67,7 +67,7 @@ def forward(
     softcap: float | None = None,
     entropy: bool = False,
     top: int = 0,
-    alibi: Alibi | None = None,
+    alibi: AlibiSlopes | None = None,
     ranges: KeyRanges | None = None,
     launch: Launcher | None = None,
     unrounded: bool = False,

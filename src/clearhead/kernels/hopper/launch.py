@@ -83,7 +83,7 @@ def attended(call: Call, seen: Seen, top: int) -> forward.Done:
     problem, k, v = call.problem, call.k, call.v
     if seen.keys < call.grid.keys:
         k, v = k[:, :, : seen.keys], v[:, :, : seen.keys]
-    alibi = None if problem.bias is None else forward.Alibi(call.scoring.bias, call.scoring.bias_offset)
+    alibi = None if problem.bias is None else forward.AlibiSlopes(call.scoring.bias, call.scoring.bias_offset)
     return forward.forward(
         call.q, k, v, problem.scale,
         causal_offset=seen.causal_offset, window=seen.window, softcap=problem.softcap,
