@@ -141,3 +141,23 @@ def test_a_mask_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         assert accepts.refusal(problem(mask=mask)) is None
     assert len(looked) == 1
+
+
+def test_large_peaks_and_products_cancel_in_the_shared_second_look() -> None:
+    """Hopper's totals are relative to the peak exactly, where the factor and the shift are rounded."""
+    from clearhead.kernels.gpu.second_look import denominators
+
+    scale, factor = np.float32(0.125), np.float32(0.125 * np.log2(np.e))
+    scores = np.float32(8e4) - np.arange(0, 64, 4, dtype=np.float32)
+    peak = scores.max() * scale  # rounded
+    terms = np.exp(scores.astype(np.float64) * float(scale) - float(peak))
+    exact = terms / terms.sum()
+    given = torch.tensor([peak]), torch.tensor([terms.sum()], dtype=torch.float32)
+
+    def off(ratio: float | None) -> float:
+        shift, inverse = denominators(*given, ratio)
+        found = np.exp2(scores.astype(np.float64) * float(factor) - shift.double().numpy()) * inverse.double().numpy()
+        return float(np.abs(found / exact - 1).max())
+
+    assert off(float(factor) / float(scale)) < 1e-6
+    assert off(None) > 1e-5, "what it is for"

@@ -169,6 +169,3 @@ class Cache:
         self.owners.pop(gone, None)
         if key.owners:
             self.owners[key.key] = key.owners
-
-
-# names that files of the kernels still have

@@ -19,8 +19,8 @@ from clearhead.core.positions import Added, Alibi, Relative, distances
 from clearhead.core.problem import Problem
 from clearhead.kernels.gpu import device, tuning
 from clearhead.kernels.gpu import masks as spans
-from clearhead.kernels.gpu.cache_key import Cache, LeastRecentlyUsed, cache_key_of
 from clearhead.kernels.gpu.bypass import descriptor_of
+from clearhead.kernels.gpu.cache_key import Cache, LeastRecentlyUsed, cache_key_of
 from clearhead.kernels.gpu.compiling import compiled_ahead
 from clearhead.kernels.gpu.device import KernelForm, Lists, Scoring
 from clearhead.kernels.gpu.launcher import Launcher, hooked

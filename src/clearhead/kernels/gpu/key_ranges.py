@@ -91,6 +91,3 @@ def _either(left: KeyRanges, right: KeyRanges) -> KeyRanges | None:
     return np.where(first, c, np.where(second, a, np.minimum(a, c))), np.where(
         first, d, np.where(second, b, np.maximum(b, d))
     )
-
-
-runs = key_ranges  # a name that files of the kernels still have

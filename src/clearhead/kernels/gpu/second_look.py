@@ -19,23 +19,40 @@ STRIPS = 2**26  # numbers of a map that is not yet pooled, at most, held at once
 MOST_TOP = 64  # above this the largest are found by PyTorch in rows of weights
 
 
-def denominators(peak: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(shift, inverse): a weight is 2^(score · factor − shift) · inverse, and finite where there is none."""
-    shift = torch.where(peak == -math.inf, 0.0, peak) * math.log2(math.e)
-    return shift, 1.0 / torch.where(total == 0, 1.0, total)
+def denominators(peak: torch.Tensor, total: torch.Tensor, ratio: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(shift, inverse): a weight is 2^(score · factor − shift) · inverse, and finite where there is none.
+
+    `ratio` is that of the factor, as rounded, to the scale, where totals are relative to peaks exactly: the product and
+    the shift have to cancel, however large both are. Where it is None they are relative to peaks as shifted here.
+    """
+    peak = torch.where(peak == -math.inf, 0.0, peak)
+    some = torch.where(total == 0, 1.0, total)
+    if ratio is None:
+        return peak * math.log2(math.e), 1.0 / some
+    exact = peak.double() * ratio
+    shift = exact.float()
+    return shift, torch.exp2(shift - exact).float() / some
 
 
 def look_again(
-    call: Call, want: Want | None, peak: torch.Tensor, total: torch.Tensor, found: dict[str, Any] | None = None
+    call: Call,
+    want: Want | None,
+    peak: torch.Tensor,
+    total: torch.Tensor,
+    found: dict[str, Any] | None = None,
+    ratio: float | None = None,
 ) -> dict[str, Any]:
-    """The fields of `Observed` that are wanted; `found` are those that a kernel has found by itself."""
+    """The fields of `Observed` that are wanted; `found` are those that a kernel has found by itself.
+
+    `ratio` is what `denominators` takes.
+    """
     found = {} if found is None else found
     if want is None or not want.by_tile:
         return found
     rest = {"received": want.received, "map": want.map, "top": want.top, "queries": want.queries}
     if not want.weights and all(name in found for name, wanted in rest.items() if wanted is not None):
         return found
-    shift, inverse = denominators(peak, total)
+    shift, inverse = denominators(peak, total, ratio)
     if (want.received is not None and "received" not in found) or (want.map is not None and "map" not in found):
         found |= received_and_map(call, want, shift, inverse)
     if want.top is not None and "top" not in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from clearhead.core.arrays import Array
@@ -61,7 +62,13 @@ def forward_and_look(call: Call) -> Looked:
         repaired(call, found, done.odd)
     found = narrowed(call, found)
     more = looked(call, want, seen, done) if plain and want is not None else {}
-    return Looked(found, look_again(call, want, found.peak, found.total, more))
+    return Looked(found, look_again(call, want, found.peak, found.total, more, ratio_of(call)))
+
+
+def ratio_of(call: Call) -> float:
+    """What scores are multiplied with before they are exponents of 2, by what makes them peaks, both as rounded."""
+    factor = float(np.float32(call.scoring.factor))
+    return factor / float(np.float32(call.scoring.scale)) if call.form.raw else factor
 
 
 def seen_by(call: Call) -> Seen:

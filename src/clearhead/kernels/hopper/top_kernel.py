@@ -107,7 +107,7 @@ def denominator(peak, total, scale, factor):
     """(shift, correction): a weight is 2^(factor · score − shift) · correction; the correction is 1 but for rounding.
 
     `peak` is the largest score times scale. The shift is relative to the factor as rounded: the two products have to
-    cancel, however large both are. Where a query sees nothing its shift is +inf.
+    cancel, however large both are. Where a query sees nothing its shift is +inf, and NaN where a score is none.
     """
     peak = gl.where(total > 0, peak, 0.0)  # −inf − −inf is no number
     exact = peak.to(gl.float64) * (factor.to(gl.float64) / scale.to(gl.float64))
@@ -115,7 +115,8 @@ def denominator(peak, total, scale, factor):
     power = gl.log2(some)
     shift = (exact + power.to(gl.float64)).to(gl.float32)
     lost = (shift.to(gl.float64) - exact - power.to(gl.float64)).to(gl.float32)
-    return gl.where(total > 0, shift, float("inf")), gl.exp2(lost) * (gl.exp2(power) / some)
+    unseen = gl.where(total == total, float("inf"), total)  # a sum keeps NaN where a maximum does not
+    return gl.where(total > 0, shift, unseen), gl.exp2(lost) * (gl.exp2(power) / some)
 
 
 @gluon.jit(do_not_specialize=["rows"])
@@ -137,7 +138,7 @@ def choose(counts, found, peaks, totals, weights, indices, rows, scale, factor, 
     for rank in gl.static_range(TOP):
         most = gl.max(exponent, 1)
         chosen = gl.min(gl.where(exponent == most[:, None], key, NO_KEY), 1)
-        weight = gl.exp2(most) * correction
+        weight = gl.where(total == total, gl.exp2(most) * correction, total)
         gl.store(weights + place + rank, weight, row < rows)
         gl.store(indices + place + rank, gl.where(weight > 0, chosen, -1).to(gl.int64), row < rows)
         exponent = gl.where(key == chosen[:, None], float("-inf"), exponent)

@@ -166,7 +166,7 @@ def exponents(scores, shift, first, sees, scales, MASKED: gl.constexpr, FORM: gl
     exponent = scores * factor - shift[None, :]
     if MASKED:
         column = gl.arange(0, CONFIG.value.columns, gl.SliceLayout(0, scores.type.layout))[None, :]
-        seen = (column >= (start - first)[:, None]) & (shift < float("inf"))[None, :]  # a hidden key may hold NaN
+        seen = (column >= (start - first)[:, None]) & (shift != float("inf"))[None, :]  # a hidden key may hold NaN
         if FORM.value.lower:
             seen = seen & (column <= (stop - first)[:, None])
         exponent = gl.where(seen, exponent, float("-inf"))
@@ -196,7 +196,8 @@ def end_bin(state, outputs, key, keys, number, bins, FORM: gl.constexpr, CONFIG:
             unit = gl.convert_layout(key, sum.type.layout)
         place = (number.to(gl.int64) * bins.count + bin) * units + unit
         gl.store(outputs.sums + place, sum, unit < units)
-        gl.store(outputs.tops + place, gl.convert_layout(top, sum.type.layout), unit < units)
+        top = gl.convert_layout(top, sum.type.layout)
+        gl.store(outputs.tops + place, gl.where(sum == sum, top, sum), unit < units)  # a maximum does not keep NaN
     if FORM.value.received:
         received += sums
     nothing = gl.full(sums.shape, 0.0, gl.float32, sums.type.layout)
