@@ -20,7 +20,7 @@ import pytest
 import torch
 from cases import CASES, Case
 from conformance import CHECKS, REFUSED
-from hopper_cases import HOPPER_CASES, HOPPER_REFUSED, SPOILED_GRADIENTS
+from hopper_cases import HOPPER_CASES, HOPPER_REFUSED, NOT_PROMISED
 from libraries import CUDA
 from on_gpu import MARKS, OWN, TIMES, longer, poison, poisoned  # noqa: F401  # a fixture that runs by itself
 
@@ -52,8 +52,8 @@ def conforms(kernel: str, case: Case, what: str) -> str:
     reason = REFUSED.get((kernel, case.name))
     few = tuning.FEW
     if kernel == "hopper":
-        if what == "gradients" and case.name in SPOILED_GRADIENTS:
-            return "left out"
+        if case.name in NOT_PROMISED[what]:
+            return "not promised"
         reason, few = expected_of_hopper(case, what), 0
     try:
         for _ in range(TIMES):

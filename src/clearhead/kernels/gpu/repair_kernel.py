@@ -57,6 +57,6 @@ def finish_rows(
     logarithm = tl.log2(divisor) * LN2
     tl.store(lse_at + at, tl.where(none, float("-inf"), peak + logarithm), mask=inside)
     if ENTROPY:
-        tl.store(largest_at + at, peak, mask=inside)
+        tl.store(largest_at + at, tl.where(total == total, peak, total), mask=inside)  # a maximum does not keep NaN
         entropy = logarithm - tl.load(weighted_at + at, mask=inside, other=0.0) / divisor
         tl.store(entropy_at + at, tl.where(none | (entropy < 0), 0.0, entropy), mask=inside)
