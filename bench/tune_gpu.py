@@ -79,8 +79,8 @@ def timed(kernel: str, width: int) -> Callable[[], object]:
     if kernel in ("forward", "listed"):
         return lambda: launch.forward(Call(one))
     if kernel in ("by_key", "top"):
-        asked = (None, True, (64, 64)) if kernel == "by_key" else (8, None, None)
-        one = replace(one, want=want(one.grid, *asked, None, False))
+        asked: dict[str, object] = {"received": True, "map": (64, 64)} if kernel == "by_key" else {"top": 8}
+        one = replace(one, want=want(one.grid, **asked))
         found = launch.forward(Call(one))
         return lambda: look.look_again(Call(one), one.want, found.peak, found.total)
     ran = launch.run(one)

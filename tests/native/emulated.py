@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import os
 import shlex
 import struct
@@ -15,6 +16,9 @@ import subprocess
 from typing import Any
 
 import numpy as np
+
+from clearhead.core.grid import Grid
+from clearhead.core.observations import OBSERVATIONS
 
 COMMAND = shlex.split(os.environ.get("CLEARHEAD_EMULATE", ""))
 WIDTHS = {0: "<f4", 1: "<f8", 2: "<u2", 3: "<u2", 4: "|u1"}
@@ -35,6 +39,11 @@ def listed(isa: str, wide: bool) -> str | None:
 def has(isa: str) -> bool:
     """True where the other machine has an instruction set."""
     return listed(isa, False) is not None
+
+
+def observes() -> list[str]:
+    """What its kernels gather of the weights: the source is the same for every machine."""
+    return ["top", "received", "map", "queries", "weights"]
 
 
 def sizes(isa: str, wide: bool) -> dict[str, dict[str, int]]:
@@ -137,10 +146,7 @@ class Call:
         self.by_distance = (np.zeros(0), 0, 0, np.zeros(0, np.int64))
         self.sinks = np.zeros(0)
         self.each = (0, 0)
-        self.top = (0, 0, 0)
-        self.received = (0, 0)
-        self.map = (0, 0, 0, 0)
-        self.weights: tuple[np.ndarray, int, int] = (np.zeros(0, np.int64), 0, 0)
+        self.of_weights: list[tuple[str, tuple[int, ...], list[int]]] = []
 
     def set_sizes(self, *sizes: int) -> None:
         self.sizes = sizes
@@ -160,17 +166,8 @@ class Call:
     def want_rows(self, *pointers: int) -> None:
         self.each = pointers
 
-    def want_top(self, *top: int) -> None:
-        self.top = top
-
-    def want_received(self, *received: int) -> None:
-        self.received = received
-
-    def want_map(self, *sizes: int) -> None:
-        self.map = sizes
-
-    def want_weights(self, *weights: Any) -> None:
-        self.weights = weights
+    def want(self, name: str, numbers: tuple[int, ...], arrays: list[int]) -> None:
+        self.of_weights.append((name, numbers, arrays))
 
     def forward(self, isa: str, threads: int) -> None:
         self.run(isa, False)
@@ -196,13 +193,19 @@ class Call:
         batch, heads, _, queries, keys, _, _ = self.sizes
         item, all_heads = 8 if self.wide else 4, batch * heads
         rows = all_heads * queries * item
-        best, cells = all_heads * queries * self.top[0], all_heads * self.map[0] * self.map[1] * item
         sizes = [
             (self.lse, rows), (self.peak, rows), (self.total, rows), (self.dsinks, all_heads * item),
-            (self.each[0], rows), (self.each[1], rows), (self.top[1], best * item), (self.top[2], best * 8),
-            (self.received[1], all_heads * keys * item), (self.map[2], cells), (self.map[3], cells),
-            (self.weights[2], all_heads * self.weights[1] * keys * item), (self.dlse, rows),
+            (self.each[0], rows), (self.each[1], rows), (self.dlse, rows),
         ]  # fmt: skip
+        grid = Grid((batch,), heads, queries, keys)
+        for name, numbers, arrays in self.of_weights:
+            one = OBSERVATIONS[name]
+            wanted = numbers if name in ("map", "queries") else numbers[0]
+            axes = {"queries": queries, "keys": keys, **one.sizes(wanted, grid)}
+            parts = [part for part in one.parts if part.led]
+            for address, part in zip(arrays, parts, strict=True):
+                size = all_heads * math.prod(axes[axis] for axis in part.axes)
+                sizes.append((address, size * (item if part.positions is None else 8)))
         return [(address, size if address else 0) for address, size in sizes]
 
     def run(self, isa: str, back: bool) -> None:
@@ -226,9 +229,10 @@ class Call:
             for each, numbers, flags in node.fields:
                 message += [number(each), many(numbers.reshape(-1)), many(flags.reshape(-1))]
             message.append(self.array(node.array, (heads, queries, keys)))
+        message.append(number(len(self.of_weights)))
+        for name, numbers, arrays in self.of_weights:
+            message += [many(name.encode()), many(np.array(numbers, np.int64)), number(len(arrays))]
         message += [many(ctypes.string_at(address, size) if size else b"") for address, size in self.flat()]
-        message.append(number(bool(self.each[0]), self.top[0], bool(self.received[1]), self.received[0], *self.map[:2]))
-        message += [many(self.weights[0]), number(self.weights[1])]
         self.bring_home(program.ask(b"".join(message)))
 
     def bring_home(self, answer: bytes) -> None:

@@ -105,31 +105,29 @@ int answer() {
   }
   call.mask = std::move(nodes);
 
-  // flat results, as they were before the call: lse, peak, total, dsinks, max_score, entropy, top weights, top indices,
-  // received, map mean, map max, rows; and dlse, which is read only
-  std::vector<std::vector<char>> flat(13);
-  bool given = false;  // the last of them is
+  int64_t rooms = 7;
+  for (int64_t left = take<int64_t>(); left > 0; --left) {
+    const auto name = take_many<char>();
+    Asked asked{std::string(name.begin(), name.end()), take_many<int64_t>(), {}};
+    asked.arrays.resize(take<int64_t>());
+    rooms += int64_t(asked.arrays.size());
+    call.wanted.of_weights.push_back(std::move(asked));
+  }
+  // flat results, as they were before the call: lse, peak, total, dsinks, max_score, entropy; dlse, which is read only; and
+  // the arrays of what is asked of the weights, in order
+  std::vector<std::vector<char>> flat(rooms);
+  std::vector<char> given;
   for (auto& room : flat) {
     room = take_many<char>();
-    given = !room.empty();
+    given.push_back(!room.empty());
     if (room.empty()) room.resize(8);
   }
   call.lse = flat[0].data(), call.peak = flat[1].data(), call.total = flat[2].data(), call.dsinks = flat[3].data();
-  if (given) call.dlse = flat[12].data();
-  Wanted& want = call.wanted;
-  if (take<int64_t>()) want.max_score = flat[4].data(), want.entropy = flat[5].data();
-  want.top = take<int64_t>();
-  want.top_weights = flat[6].data();
-  want.top_indices = reinterpret_cast<int64_t*>(flat[7].data());
-  const int64_t received = take<int64_t>();
-  want.received_from = take<int64_t>();
-  if (received) want.received = flat[8].data();
-  want.map_rows = take<int64_t>();
-  want.map_columns = take<int64_t>();
-  want.map_mean = flat[9].data(), want.map_max = flat[10].data();
-  want.row_slot = take_many<int64_t>();
-  want.row_count = take<int64_t>();
-  want.rows = flat[11].data();
+  if (given[4]) call.wanted.max_score = flat[4].data(), call.wanted.entropy = flat[5].data();
+  if (given[6]) call.dlse = flat[6].data();
+  auto room = flat.begin() + 7;
+  for (Asked& asked : call.wanted.of_weights)
+    for (void*& array : asked.arrays) array = (room++)->data();
 
   (back ? kernel->backward : kernel->forward)(call, 2);
   std::vector<const std::vector<char>*> parts;

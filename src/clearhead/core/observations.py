@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
-from clearhead.core.arrays import Array, ArrayT, Library, is_array, is_traced, to_numpy
+from clearhead.core.arrays import Array, ArrayT, is_array, is_traced, made, to_numpy
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import Grid
+from clearhead.core.indices import indices
 from clearhead.core.partial import Partial
 
 # More than there are keys or queries anywhere
@@ -47,59 +50,29 @@ class Want:
     queries: tuple[int, ...] | None = None
     weights: bool = False
 
-    @property
-    def by_tile(self) -> bool:
-        """True where something is wanted that needs the weights themselves, and so a second look at the scores."""
-        return self != Want()
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What is wanted that needs the weights themselves, and so a second look at the scores."""
+        wanted = vars(self)
+        # by identity: of no queries the last 0 are wanted, which is also a number
+        return tuple([name for name in OBSERVATIONS if (value := wanted.get(name)) is not None and value is not False])
+
+    def unknown_to(self, kernel: Collection[str]) -> str | None:
+        """Why a kernel that observes those names cannot give this; None where it can."""
+        for name in self.names:
+            if name not in kernel:
+                return f"it does not observe {name}; `tiled` does"
+        return None
 
 
-def want(grid: Grid, top: Any, received: Any, map: Any, queries: Any, weights: Any) -> Want:
+def want(grid: Grid, **asked: Any) -> Want:
     """The keywords of `observe`, checked against the sizes of the call."""
-    whole = isinstance(top, int | np.integer) and not isinstance(top, bool)
-    if top is not None and not (whole and 1 <= top < MOST):
-        least = "a whole number of at least 1" + (f" and below {MOST:,}" if whole and top >= MOST else "")
-        raise ArgumentError("top", f"is {shown(top)}, expected {least}")
-    if received is True:
-        received = grid.queries
-    elif received is False:
-        received = None
-    elif received is not None and (not isinstance(received, int | np.integer) or received < 1):
-        raise ArgumentError("received", f"is {shown(received)}, expected True or a number of last queries, at least 1")
-    if map is not None:
-        sizes = tuple(map) if isinstance(map, tuple | list) else ()
-        if len(sizes) != 2 or not all(isinstance(n, int | np.integer) and n >= 1 for n in sizes):
-            raise ArgumentError("map", f"is {shown(map)}, expected (rows, columns), each at least 1")
-        map = (min(int(sizes[0]), MOST), min(int(sizes[1]), MOST))
-    if queries is not None:
-        queries = _positions(queries, grid.queries)
-    if not isinstance(weights, bool):
-        raise ArgumentError("weights", f"is {weights!r}, expected True or False")
-    return Want(
-        None if top is None else int(top),
-        None if received is None else min(int(received), grid.queries),
-        map,
-        queries,
-        weights,
-    )
-
-
-def _positions(queries: Any, count: int) -> tuple[int, ...]:
-    """Positions of queries, counted from the front."""
-    if is_traced(queries):
-        raise ArgumentError("queries", "is traced, expected numbers")
-    try:
-        chosen = np.atleast_1d(to_numpy(queries) if is_array(queries) else np.asarray(queries))
-    except ValueError:  # lists of lists that have not the same length
-        chosen = np.array([None])
-    if chosen.ndim > 1:
-        raise ArgumentError("queries", f"has shape {chosen.shape}, expected positions of queries in one axis")
-    positions = chosen.tolist()
-    if not all(type(i) is int for i in positions):
-        raise ArgumentError("queries", f"is {shown(queries)}, expected the positions of queries as whole numbers")
-    outside = [i for i in positions if not -count <= i < count]
-    if outside:
-        raise ArgumentError("queries", f"has position {shown(outside[0])}, expected {-count} to {count - 1}")
-    return tuple(i % count for i in positions)
+    wanted = {}
+    for name, value in asked.items():
+        one = OBSERVATIONS[name]
+        if value is not one.absent:
+            wanted[name] = one.checked(value, grid)
+    return made(Want, **wanted)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -131,109 +104,205 @@ class Observed(Generic[ArrayT]):
         """The same with every array in NumPy."""
         return self.each(to_numpy)
 
-    def each(self, function: Any) -> Observed[Any]:
+    def each(self, function: Callable[[Array], Array]) -> Observed[Any]:
         """The same with `function` applied to every array that has the call's leading axes."""
-
-        def apply(value: Any) -> Any:
-            if value is None or isinstance(value, str):
-                return value
-            if isinstance(value, Rows):  # positions are the same for every head
-                return Rows(value.indices, function(value.weights))
-            if isinstance(value, Top | Map):
-                return type(value)(*map(function, value))
-            return function(value)
-
-        return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
+        own = dict(vars(self))
+        for name, value in own.items():
+            if value is not None and name != "kernel":
+                own[name] = changed(name, value, function)
+        return made(Observed, **own)
 
     def __getitem__(self, index: Any) -> Observed[ArrayT]:
-        chosen = _indices(index if isinstance(index, tuple) else (index,), self.lse)
+        chosen = indices(index if isinstance(index, tuple) else (index,), self.lse)
         return self.each(lambda array: array[(*chosen, ...)])
 
     def __repr__(self) -> str:
         *lead, length, width = self.output.shape
-        keys = next(
-            (
-                a.shape[-1]
-                for a in (self.received, self.weights, self.queries and self.queries.weights)
-                if a is not None
-            ),
-            None,
-        )
-        over = "" if keys is None else f" over {keys} keys"
+        found = {name: value for name in OBSERVATIONS if (value := getattr(self, name)) is not None}
+        keys = [OBSERVATIONS[name].keys(value) for name, value in found.items()]
+        over = next((f" over {count} keys" for count in keys if count is not None), "")
         lines = [f"Observed {tuple(lead)} heads × {length} queries{over}, {width} features, by {self.kernel!r}"]
         lines += [_line(name, to_numpy(getattr(self, name))) for name in ("lse", "max_score", "entropy")]
-        if self.received is not None:
-            lines.append(_line("received", to_numpy(self.received)) + _favourite(to_numpy(self.received)))
-        if self.top is not None:
-            first = to_numpy(self.top.weights)[..., 0]
-            lines.append(_line("top", first) + f"   largest of {self.top.weights.shape[-1]} for each query")
-        if self.map is not None:
-            lines.append(_line("map", to_numpy(self.map.mean)) + f"   {' × '.join(map(str, self.map.mean.shape[-2:]))}")
-        if self.queries is not None:
-            lines.append(f"  queries    rows {np.asarray(self.queries.indices).tolist()[:6]}")
-        if self.weights is not None:
-            lines.append(f"  weights    {' × '.join(map(str, self.weights.shape))}")
+        # a number for each query, then a number for each key, then what has more axes
+        lines += [OBSERVATIONS[name].line(found[name]) for name in sorted(found, key=lambda n: OBSERVATIONS[n].rank)]
         return "\n".join(lines)
 
 
-def _indices(index: tuple[Any, ...], rows: Array) -> list[Any]:
-    """An index of the leading axes of `rows` (…, T), meaning the same in every library; one for each axis it names."""
-    library, lead = Library.of(rows), tuple(rows.shape[:-1])
-    given = [i if i is None or i is Ellipsis or isinstance(i, slice) else _places(i) for i in index]
-    # by identity: == would ask an array for each of its numbers
-    used = sum(0 if i is None or i is Ellipsis else _axes(i) for i in given)
-    if used > len(lead):
-        raise IndexError(
-            f"{used} indices for {len(lead)} leading axes (batch and heads); positions are not indexed here"
-        )
-    if sum(1 for i in given if i is Ellipsis) > 1:
-        raise IndexError("two … in one index, expected at most one")
-    chosen: list[Any] = []
-    axis = 0
-    for i in given:
-        if i is Ellipsis:
-            chosen += [slice(None)] * (len(lead) - used)
-            axis += len(lead) - used
-        elif i is None:
-            chosen.append(None)
-        elif isinstance(i, slice):
-            chosen.append(i)
-            axis += 1
-        else:
-            sizes = lead[axis : axis + _axes(i)]
-            if i.dtype == bool and i.shape != sizes:
-                raise IndexError(f"a boolean index of shape {i.shape} for leading axes of shape {sizes}")
-            outside = [] if i.dtype == bool else i[(i < -sizes[0]) | (i >= sizes[0])]
-            if len(outside):  # JAX would take the nearest there is
-                raise IndexError(
-                    f"index {outside[0]} for an axis of {sizes[0]}: expected {-sizes[0]} to {sizes[0] - 1}"
-                )
-            places = np.nonzero(i) if i.dtype == bool else (i,)
-            chosen += [int(one) if one.ndim == 0 else library.asarray(one) for one in places]
-            axis += len(sizes)
-    return chosen
+class Shows:
+    """What has an `observed`, and shows its fields as its own."""
+
+    observed: Observed
+
+    @property
+    def lse(self) -> Array:
+        """Log-sum-exp of the scores of each query."""
+        return self.observed.lse
+
+    @property
+    def max_score(self) -> Array:
+        """The largest score of each query."""
+        return self.observed.max_score
+
+    @property
+    def entropy(self) -> Array:
+        """−Σ w ln w of each query, in nats."""
+        return self.observed.entropy
+
+    @property
+    def top(self) -> Top | None:
+        """The largest weights of each query."""
+        return self.observed.top
+
+    @property
+    def received(self) -> Array | None:
+        """The attention that each key received."""
+        return self.observed.received
+
+    @property
+    def map(self) -> Map | None:
+        """The matrix, pooled."""
+        return self.observed.map
+
+    @property
+    def queries(self) -> Rows | None:
+        """The exact weights of some queries."""
+        return self.observed.queries
+
+    @property
+    def weights(self) -> Array | None:
+        """The whole matrix, where it was wanted."""
+        return self.observed.weights
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that observed it."""
+        return self.observed.kernel
 
 
-def _places(index: Any) -> np.ndarray:
-    """Positions along an axis, or a choice of them, as NumPy's whole numbers or booleans."""
-    if is_traced(index):
-        raise IndexError("a traced index, expected numbers")
+class Part(NamedTuple):
+    """One array of an observation: its axes after (…, heads), and what its numbers are positions of, if they are.
+
+    "queries" and "keys" are axes of the call, any other name is an axis of the observation's own. Where `least` is −1,
+    that stands for no position. An array that is not `led` has no leading axes: it says what was asked for.
+    """
+
+    axes: tuple[str, ...]
+    positions: str | None = None
+    least: int = 0
+    led: bool = True
+
+
+def _as_it_is(asked: Any, queries: int) -> Any:
+    return asked
+
+
+def _no_sizes(wanted: Any, grid: Grid) -> dict[str, int]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One thing that can be observed of the weights: all that others than the kernels have to know of it.
+
+    `checked` makes of what was asked for what `Want` holds. `line` is its line in what `Observed` prints. `kind` holds
+    several arrays, of which `parts` speaks in order, and `sizes` gives those of its own axes. `within` is what is asked
+    of a call with so many queries, where it was asked for calls of any length.
+    """
+
+    checked: Callable[[Any, Grid], Any]
+    line: Callable[[Any], str]
+    parts: tuple[Part, ...]
+    kind: Any = None
+    sizes: Callable[[Any, Grid], dict[str, int]] = _no_sizes
+    within: Callable[[Any, int], Any] = _as_it_is
+    absent: Any = None  # what is given where it is not asked for
+
+    def arrays(self, value: Any) -> tuple[Array, ...]:
+        """Its arrays, in the order of `parts`."""
+        return (value,) if self.kind is None else tuple(value)
+
+    def of(self, arrays: Sequence[Array]) -> Any:
+        """The value that those arrays make up."""
+        return arrays[0] if self.kind is None else self.kind(*arrays)
+
+    def names(self, name: str) -> list[str]:
+        """What its arrays are called, under its own name."""
+        return [name] if self.kind is None else [f"{name}.{part}" for part in self.kind._fields]
+
+    def keys(self, value: Any) -> int | None:
+        """How many keys the call had, if its arrays say so."""
+        sizes = [a.shape[-1] for a, part in zip(self.arrays(value), self.parts, strict=True) if part.axes[-1] == "keys"]
+        return sizes[0] if sizes else None
+
+    @property
+    def rank(self) -> int:
+        """The most axes that an array of it has after the leading ones."""
+        return max(len(part.axes) for part in self.parts)
+
+
+def changed(name: str, value: Any, function: Callable[[Array], Array]) -> Any:
+    """A field of `Observed` with `function` applied to every array that has the call's leading axes."""
+    one = OBSERVATIONS.get(name)
+    if one is None or one.kind is None:
+        return function(value)
+    return one.kind(*[function(a) if part.led else a for a, part in zip(value, one.parts, strict=True)])
+
+
+def _top(top: Any, grid: Grid) -> int:
+    whole = isinstance(top, int | np.integer) and not isinstance(top, bool)
+    if not (whole and 1 <= top < MOST):
+        least = "a whole number of at least 1" + (f" and below {MOST:,}" if whole and top >= MOST else "")
+        raise ArgumentError("top", f"is {shown(top)}, expected {least}")
+    return int(top)
+
+
+def _received(received: Any, grid: Grid) -> int | None:
+    if isinstance(received, bool):
+        return grid.queries if received else None
+    if not isinstance(received, int | np.integer) or received < 1:
+        raise ArgumentError("received", f"is {shown(received)}, expected True or a number of last queries, at least 1")
+    return min(int(received), grid.queries)
+
+
+def _map(map: Any, grid: Grid) -> tuple[int, int]:
+    sizes = tuple(map) if isinstance(map, tuple | list) else ()
+    if len(sizes) != 2 or not all(isinstance(n, int | np.integer) and n >= 1 for n in sizes):
+        raise ArgumentError("map", f"is {shown(map)}, expected (rows, columns), each at least 1")
+    return min(int(sizes[0]), MOST), min(int(sizes[1]), MOST)
+
+
+def _queries(queries: Any, grid: Grid) -> tuple[int, ...]:
+    return _positions(queries, grid.queries)
+
+
+def _weights(weights: Any, grid: Grid) -> bool:
+    if not isinstance(weights, bool):
+        raise ArgumentError("weights", f"is {weights!r}, expected True or False")
+    return weights
+
+
+def _those_there(queries: Any, count: int) -> list[int]:
+    """Of some positions those that a call with so many queries has."""
+    return [int(i) for i in np.atleast_1d(np.asarray(queries)) if -count <= i < count]
+
+
+def _positions(queries: Any, count: int) -> tuple[int, ...]:
+    """Positions of queries, counted from the front."""
+    if is_traced(queries):
+        raise ArgumentError("queries", "is traced, expected numbers")
     try:
-        places = to_numpy(index) if is_array(index) else np.asarray(index)
-    except ValueError:
-        places = np.asarray("ragged")
-    if places.size == 0 and not is_array(index):
-        return places.astype(np.int64)
-    if places.dtype.kind not in "iub" or (places.dtype.kind == "b" and not places.ndim):
-        raise IndexError(
-            f"{shown(index)} as an index, expected whole numbers, slices, booleans for each row or head, …"
-        )
-    return places if places.dtype.kind == "b" else places.astype(np.int64)
-
-
-def _axes(index: Any) -> int:
-    """How many axes an index names: booleans as many as they have."""
-    return index.ndim if isinstance(index, np.ndarray) and index.dtype == bool else 1
+        chosen = np.atleast_1d(to_numpy(queries) if is_array(queries) else np.asarray(queries))
+    except ValueError:  # lists of lists that have not the same length
+        chosen = np.array([None])
+    if chosen.ndim > 1:
+        raise ArgumentError("queries", f"has shape {chosen.shape}, expected positions of queries in one axis")
+    positions = chosen.tolist()
+    if not all(type(i) is int for i in positions):
+        raise ArgumentError("queries", f"is {shown(queries)}, expected the positions of queries as whole numbers")
+    outside = [i for i in positions if not -count <= i < count]
+    if outside:
+        raise ArgumentError("queries", f"has position {shown(outside[0])}, expected {-count} to {count - 1}")
+    return tuple(i % count for i in positions)
 
 
 def _line(name: str, values: np.ndarray) -> str:
@@ -248,3 +317,47 @@ def _line(name: str, values: np.ndarray) -> str:
 def _favourite(received: np.ndarray) -> str:
     by_key = received.sum(axis=tuple(range(received.ndim - 1)))
     return f"   most by key {int(by_key.argmax())}" if by_key.size else ""
+
+
+def _by(sizes: Any) -> str:
+    return " × ".join(map(str, sizes))
+
+
+# by the keyword of `observe`, which is also the field of `Want` and of `Observed`; in this order they are checked
+OBSERVATIONS: dict[str, Observation] = {
+    "top": Observation(
+        _top,
+        lambda top: (
+            _line("top", to_numpy(top.weights)[..., 0]) + f"   largest of {top.weights.shape[-1]} for each query"
+        ),
+        (Part(("queries", "count"), "keys", -1), Part(("queries", "count"))),
+        kind=Top,
+        sizes=lambda top, grid: {"count": top},
+    ),
+    "received": Observation(
+        _received,
+        lambda received: _line("received", to_numpy(received)) + _favourite(to_numpy(received)),
+        (Part(("keys",)),),
+    ),
+    "map": Observation(
+        _map,
+        lambda pooled: _line("map", to_numpy(pooled.mean)) + f"   {_by(pooled.mean.shape[-2:])}",
+        (Part(("rows", "columns")), Part(("rows", "columns"))),
+        kind=Map,
+        sizes=lambda most, grid: {"rows": min(most[0], grid.queries), "columns": min(most[1], grid.keys)},
+    ),
+    "queries": Observation(
+        _queries,
+        lambda queries: f"  queries    rows {np.asarray(queries.indices).tolist()[:6]}",
+        (Part(("chosen",), "queries", led=False), Part(("chosen", "keys"))),
+        kind=Rows,
+        sizes=lambda queries, grid: {"chosen": len(queries)},
+        within=_those_there,
+    ),
+    "weights": Observation(
+        _weights,
+        lambda weights: f"  weights    {_by(weights.shape)}",
+        (Part(("queries", "keys")),),
+        absent=False,
+    ),
+}

@@ -6,7 +6,7 @@ end. Nothing is written in place, so that arrays that cannot be written to (JAX)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class Sizes:
 class Collector:
     """Sees weights (…, rows, columns) tile by tile, then gives a result."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, wanted: Any) -> None:
         self.sizes, self.xp = sizes, sizes.library.xp
 
     def see(self, weights: Array, rows: range, columns: range) -> None:
@@ -50,7 +50,7 @@ class Received(Collector):
     """How much attention each key received, summed over the last `count` queries."""
 
     def __init__(self, sizes: Sizes, count: int) -> None:
-        super().__init__(sizes)
+        super().__init__(sizes, count)
         self.first = sizes.queries - count
         self.sums: dict[range, Array] = {}
 
@@ -69,7 +69,7 @@ class TopKeys(Collector):
     """The `count` largest weights of each query and the keys they belong to."""
 
     def __init__(self, sizes: Sizes, count: int) -> None:
-        super().__init__(sizes)
+        super().__init__(sizes, count)
         self.count = count
         self.best: tuple[Array, Array] | None = None
         self.rows: list[tuple[Array, Array]] = []
@@ -111,7 +111,7 @@ class Pooled(Collector):
     """The mean and the largest weight of each block of a coarse map."""
 
     def __init__(self, sizes: Sizes, shape: tuple[int, int]) -> None:
-        super().__init__(sizes)
+        super().__init__(sizes, shape)
         self.row_bins, self.column_bins = bins(sizes.queries, shape[0]), bins(sizes.keys, shape[1])
         self.shape = (len(self.row_bins), len(self.column_bins))
         self.total = self.most = sizes.zeros(*self.shape)
@@ -149,7 +149,7 @@ class ExactRows(Collector):
     """The whole rows of some queries."""
 
     def __init__(self, sizes: Sizes, chosen: tuple[int, ...]) -> None:
-        super().__init__(sizes)
+        super().__init__(sizes, chosen)
         self.chosen = chosen
         self.rows: dict[int, dict[range, Array]] = {i: {} for i in chosen}
 
@@ -159,18 +159,19 @@ class ExactRows(Collector):
                 # a copy: a view would keep the whole tile alive
                 self.rows[i][columns] = weights[..., i - rows.start, :] + 0.0
 
-    def result(self) -> Array:
+    def result(self) -> Rows:
         whole = {i: side_by_side(self.sizes, tiles, ()) for i, tiles in self.rows.items()}
-        if not self.chosen:
-            return self.sizes.zeros(0, self.sizes.keys)
-        return self.xp.stack([whole[i] for i in self.chosen], axis=-2)
+        rows = self.sizes.zeros(0, self.sizes.keys)
+        if self.chosen:
+            rows = self.xp.stack([whole[i] for i in self.chosen], axis=-2)
+        return Rows(np.asarray(self.chosen, dtype=np.int64), rows)
 
 
 class Matrix(Collector):
     """All the weights: the T×S matrix that is built only for those who ask for it."""
 
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes)
+    def __init__(self, sizes: Sizes, wanted: bool) -> None:
+        super().__init__(sizes, wanted)
         self.tiles: dict[range, Array] = {}
         self.rows = [sizes.zeros(0, sizes.keys)]
 
@@ -185,22 +186,22 @@ class Matrix(Collector):
         return self.xp.concat(self.rows, axis=-2)
 
 
-class Gathered:
-    """All that was wanted of one set of weights."""
+# by the names in `OBSERVATIONS`: each is made with the sizes of a call and with what `Want` holds under that name
+COLLECTORS: dict[str, type[Collector]] = {
+    "top": TopKeys,
+    "received": Received,
+    "map": Pooled,
+    "queries": ExactRows,
+    "weights": Matrix,
+}
 
-    def __init__(self, want: Want, sizes: Sizes) -> None:
-        self.want, self.library = want, sizes.library
-        self.collectors: dict[str, Collector] = {}
-        if want.top is not None:
-            self.collectors["top"] = TopKeys(sizes, want.top)
-        if want.received is not None:
-            self.collectors["received"] = Received(sizes, want.received)
-        if want.map is not None:
-            self.collectors["map"] = Pooled(sizes, want.map)
-        if want.queries is not None:
-            self.collectors["queries"] = ExactRows(sizes, want.queries)
-        if want.weights:
-            self.collectors["weights"] = Matrix(sizes)
+
+class Gathered:
+    """All that was wanted of one set of weights, or those of it that are named."""
+
+    def __init__(self, want: Want, sizes: Sizes, names: Iterable[str] | None = None) -> None:
+        chosen = want.names if names is None else names
+        self.collectors = {name: COLLECTORS[name](sizes, getattr(want, name)) for name in chosen}
 
     def see(self, weights: Array, rows: range, columns: range) -> None:
         """Show a tile to all."""
@@ -214,10 +215,7 @@ class Gathered:
 
     def results(self) -> dict[str, Any]:
         """The fields of `Observed` that were wanted."""
-        found = {name: collector.result() for name, collector in self.collectors.items()}
-        if "queries" in found:
-            found["queries"] = Rows(np.asarray(self.want.queries, dtype=np.int64), found["queries"])
-        return found
+        return {name: collector.result() for name, collector in self.collectors.items()}
 
 
 def meeting(ranges: list[range], part: range) -> Iterator[tuple[int, range]]:

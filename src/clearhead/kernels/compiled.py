@@ -13,9 +13,8 @@ import numpy as np
 from clearhead.core.arrays import Array, dtype_name, is_torch, settled, summed_like, to_numpy
 from clearhead.core.errors import ArgumentError
 from clearhead.core.formula import Gradients
-from clearhead.core.grid import bins
 from clearhead.core.lowered import Node
-from clearhead.core.observations import Map, Observed, Rows, Top, Want
+from clearhead.core.observations import OBSERVATIONS, Observed, Part, Want, changed
 from clearhead.core.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
@@ -34,6 +33,8 @@ except ImportError as error:
     native = None
     NOT_BUILT = f"it was built, but cannot be loaded: {error}"
 
+# what `native/observe.h` gathers
+OBSERVES = frozenset() if native is None else frozenset(native.observes())
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "bool": 4}
 WIDEST = 512
 # multiply-adds below which a second thread does not pay: it takes about 20 µs to start
@@ -71,7 +72,7 @@ class Compiled:
             return "it has no dropout; `tiled` has"
         if "bias" in problem.differentiable:
             return "it gives no gradient for a bias; `dense` does"
-        return None
+        return None if problem.want is None else problem.want.unknown_to(OBSERVES)
 
     def run(self, problem: Problem) -> Ran:
         """Output and log-sum-exp, and what is wanted, in one call."""
@@ -195,13 +196,7 @@ class Running:
 
     def given(self, found: Any) -> Any:
         """A result in the caller's library, without a copy."""
-        if found is None or self.problem.library.name == "numpy":
-            return found
-        if isinstance(found, Rows):
-            return Rows(found.indices, self.given(found.weights))
-        if isinstance(found, Top | Map):
-            return type(found)(*map(self.given, found))
-        return sys.modules["torch"].from_numpy(found)
+        return found if self.problem.library.name == "numpy" else sys.modules["torch"].from_numpy(found)
 
     def forward(self, isa: str) -> Ran:
         """Run it, and gather what it gave."""
@@ -217,13 +212,8 @@ class Running:
         if problem.want is not None:
             found = self.want(problem.want)
         self.go(call.forward, isa)
-        if problem.want is not None and problem.want.map is not None:
-            self.divide(found["map"])
-        if "queries" in found:  # in the order asked for, and as often
-            indices, rows = found["queries"]
-            found["queries"] = Rows(indices, np.ascontiguousarray(rows[..., self.picks, :]))
-        if problem.want is not None:
-            found = {name: self.given(value) for name, value in found.items()}
+        if problem.want is not None and problem.library.name != "numpy":
+            found = {name: changed(name, value, self.given) for name, value in found.items()}
         unrounded = output if problem.keeps_unrounded else None
         output = problem.library.xp.astype(output, problem.q.dtype) if problem.keeps_unrounded else output
         return Ran(Observed(output=output, lse=lse, kernel="compiled", **found), peak, total, unrounded)
@@ -234,46 +224,29 @@ class Running:
         largest, entropy = self.empty(grid.queries), self.empty(grid.queries)
         call.want_rows(at(largest), at(entropy))
         found: dict[str, Any] = {"max_score": largest, "entropy": entropy}
-        if want.top is not None:
-            weights = self.empty(grid.queries, want.top, zero=True)
-            indices = self.empty(grid.queries, want.top, dtype=np.int64)
-            indices.fill(-1)
-            call.want_top(want.top, at(weights), at(indices))
-            found["top"] = Top(indices, weights)
-        if want.received is not None:
-            found["received"] = self.empty(grid.keys, zero=True)
-            call.want_received(grid.queries - want.received, at(found["received"]))
-        if want.map is not None:
-            rows, columns = min(want.map[0], grid.queries), min(want.map[1], grid.keys)
-            found["map"] = Map(*(self.empty(rows, columns, zero=True) for _ in range(2)))
-            if rows and columns:
-                call.want_map(rows, columns, *(at(a) for a in found["map"]))
-        if want.queries is not None or want.weights:
-            self.want_weights(want, found)
+        for name in want.names:
+            found[name] = self.want_one(name, getattr(want, name))
         return found
 
-    def want_weights(self, want: Want, found: dict[str, Any]) -> None:
-        """Room for whole rows: those of some queries, or all."""
-        grid = self.grid
-        chosen = range(grid.queries) if want.weights else sorted(set(want.queries or ()))
-        slots = np.full(grid.queries, -1, np.int64)
-        slots[list(chosen)] = np.arange(len(chosen))
-        rows = self.empty(len(chosen), grid.keys, zero=True)
-        if len(chosen):
-            self.call.want_weights(slots, len(chosen), at(rows))
-        if want.weights:
-            found["weights"] = rows
-        if want.queries is not None:
-            found["queries"] = Rows(np.asarray(want.queries, np.int64), rows)
-            self.picks = slots[list(want.queries)]
+    def want_one(self, name: str, wanted: Any) -> Any:
+        """Room for one observation; `native/observe.h` is told where it lies and which numbers were asked for."""
+        one, grid = OBSERVATIONS[name], self.grid
+        sizes = {"queries": grid.queries, "keys": grid.keys, **one.sizes(wanted, grid)}
+        arrays = [self.room(part, sizes) if part.led else np.asarray(wanted, np.int64) for part in one.parts]
+        rooms = [array for array, part in zip(arrays, one.parts, strict=True) if part.led]
+        if all(array.size for array in rooms):
+            numbers = wanted if isinstance(wanted, tuple) else (int(wanted),)
+            self.call.want(name, numbers, [at(array) for array in rooms])
+        return one.of(arrays)
 
-    def divide(self, pooled: Map) -> None:
-        """Sums over the cells of a map become means."""
-        sizes = [
-            [len(part) for part in bins(n, most)]
-            for n, most in zip(self.grid.shape[-2:], pooled.mean.shape[-2:], strict=True)
-        ]
-        pooled.mean[...] /= np.multiply.outer(*map(np.asarray, sizes)).reshape(pooled.mean.shape[-2:])
+    def room(self, part: Part, sizes: dict[str, int]) -> np.ndarray:
+        """Room for an array as it is where nobody attends to anything."""
+        shape = [sizes[axis] for axis in part.axes]
+        if part.positions is None:
+            return self.empty(*shape, zero=True)
+        places = self.empty(*shape, dtype=np.int64)
+        places.fill(part.least)
+        return places
 
     def go(self, run: Callable[[str, int], None], isa: str) -> None:
         """One thread for a call that ends before a second would have started; a longer one can be interrupted."""

@@ -13,7 +13,7 @@ from typing import Any
 from clearhead.core.arrays import Array
 from clearhead.core.formula import Gradients, allowed_only, mix, share_of
 from clearhead.core.grid import blocks
-from clearhead.core.observations import Map, Observed, Rows, Top
+from clearhead.core.observations import OBSERVATIONS, Observed
 from clearhead.core.partial import Sums
 from clearhead.core.problem import Problem
 from clearhead.kernels.collect import Gathered, Sizes
@@ -210,18 +210,17 @@ def assembled(problem: Problem, parts: list[dict[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, first in parts[0].items():
         pieces = [part[name] for part in parts]
+        one = OBSERVATIONS.get(name)
         if first is None:
             fields[name] = None
-        elif isinstance(first, Rows):
-            fields[name] = Rows(first.indices, whole([piece.weights for piece in pieces], 2))
-        elif isinstance(first, Top | Map):
-            fields[name] = type(first)(*(whole(list(piece), 2) for piece in zip(*pieces, strict=True)))
+        elif one is None:  # the output, or a number for each query
+            fields[name] = whole(pieces, 2 if name == "output" else 1)
         else:
-            fields[name] = whole(pieces, 1 if name in BY_ROW else 2)
+            arrays = zip(one.parts, *map(one.arrays, pieces), strict=True)
+            fields[name] = one.of(
+                [whole(list(some), len(part.axes)) if part.led else some[0] for part, *some in arrays]
+            )
     return fields
 
-
-# the fields with one number for each query or key
-BY_ROW = ("lse", "max_score", "entropy", "peak", "total", "received")
 
 tiled = Tiled()

@@ -74,8 +74,6 @@ inline void finish(const Call& call, Rows<T>& rows, const Units<T>& units, const
     share[lane] = end.share;
     rows.largest[lane] = end.peak;
     rows.total[lane] = end.total;
-    if (call.wanted.top && end.total != end.total)  // a row that is NaN has no largest weights, and says so
-      std::fill_n(static_cast<T*>(call.wanted.top_weights) + (call.row_of(b, h) + i) * call.wanted.top, call.wanted.top, end.total);
   }
   unpack_rows<T>(values, panel, i1 - i0, call.width, share, scratch, call.out, b, h, i0);
   // the panel's rows past the last query have no weights
@@ -129,6 +127,8 @@ void forward_block(const Call& call, const Packed<T>& packed, int64_t b, int64_t
         const int64_t place = (i0 - first) / panel;
         finish(call, work.rows[place], scorer.units, work.values.data() + place * depth, work.scratch.data(), b, h,
                i0, std::min(i0 + panel, last));
+        for (int64_t i = i0; observer && i < std::min(i0 + panel, last); ++i)
+          if (const T total = work.rows[place].total[i - i0]; total != total) observer->spoil(i, total);
       }
   }
 }

@@ -42,6 +42,7 @@ template <class T> std::vector<Range> query_blocks(const Call& call) {
 template <class T> struct Heads {
   const Call& call;
   const bool watched = call.wanted.second_look();
+  const Sought sought{call};
   const int64_t count = call.batch * call.key_heads;
   const std::vector<Range> steps = cut(call.keys, kPackStep), blocks = query_blocks<T>(call);
   const int64_t tasks = int64_t(blocks.size()) * call.group();
@@ -77,7 +78,7 @@ template <class T> struct HeadWorker {
     const Range queries = all.blocks[task % many];
     Observer<T>* observer = nullptr;
     if (all.watched) {
-      all.observers[n][task] = std::make_unique<Observer<T>>(all.call, b, h, queries.first, queries.last);
+      all.observers[n][task] = std::make_unique<Observer<T>>(all.call, all.sought, b, h, queries.first, queries.last);
       observer = all.observers[n][task].get();
     }
     for (int64_t first = queries.first; first < queries.last; first += block)
@@ -241,7 +242,7 @@ std::vector<Size> sizes(bool wide) { return wide ? sizes_as<double>() : sizes_as
 #define CLEARHEAD_NAME(x) CLEARHEAD_TEXT(x)
 
 const Kernel* kernel() {
-  static const Kernel here{CLEARHEAD_NAME(CLEARHEAD_ISA), forward, backward, sizes};
+  static const Kernel here{CLEARHEAD_NAME(CLEARHEAD_ISA), forward, backward, sizes, observes};
   return &here;
 }
 

@@ -16,6 +16,7 @@ struct Kernel {
   void (*forward)(const Call&, int threads);
   void (*backward)(const Call&, int threads);
   std::vector<Size> (*sizes)(bool wide);
+  std::vector<std::string> (*observes)();  // what can be asked for in Wanted::of_weights
 };
 
 namespace portable { const Kernel* kernel(); }

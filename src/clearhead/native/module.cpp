@@ -133,19 +133,10 @@ NB_MODULE(_native, m) {
       .def("want_rows", [](Call& c, uintptr_t largest, uintptr_t entropy) {
         c.wanted.max_score = pointer(largest), c.wanted.entropy = pointer(entropy);
       })
-      .def("want_top", [](Call& c, int64_t top, uintptr_t weights, uintptr_t indices) {
-        c.wanted.top = top, c.wanted.top_weights = pointer(weights);
-        c.wanted.top_indices = static_cast<int64_t*>(pointer(indices));
-      })
-      .def("want_received", [](Call& c, int64_t first, uintptr_t received) {
-        c.wanted.received_from = first, c.wanted.received = pointer(received);
-      })
-      .def("want_map", [](Call& c, int64_t rows, int64_t columns, uintptr_t mean, uintptr_t top) {
-        c.wanted.map_rows = rows, c.wanted.map_columns = columns;
-        c.wanted.map_mean = pointer(mean), c.wanted.map_max = pointer(top);
-      })
-      .def("want_weights", [](Call& c, Array<int64_t> slots, int64_t count, uintptr_t rows) {
-        c.wanted.row_slot = copied(slots), c.wanted.row_count = count, c.wanted.rows = pointer(rows);
+      .def("want", [](Call& c, std::string name, std::vector<int64_t> numbers, const std::vector<uintptr_t>& arrays) {
+        Asked asked{std::move(name), std::move(numbers), {}};
+        for (const uintptr_t address : arrays) asked.arrays.push_back(pointer(address));
+        c.wanted.of_weights.push_back(std::move(asked));
       })
       .def("forward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, false); })
       .def("backward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, true); });
@@ -157,5 +148,6 @@ NB_MODULE(_native, m) {
 
   m.def("instruction_set", [] { return std::string(chosen("")->name); });
   m.def("sizes", sizes);
+  m.def("observes", [] { return chosen("")->observes(); });
   m.def("has", [](const std::string& name) { return chosen(name) != nullptr; });
 }

@@ -5,6 +5,49 @@
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
+// What can be asked for, by name, and read once for all of a call's observers. Rows of weights go where they belong: for each
+// query that is wanted, a place among the rows.
+struct Sought {
+  struct Row { int64_t query, place; };
+
+  int64_t top = 0;
+  int64_t* top_indices = nullptr;  // (T, top)
+  void* top_weights = nullptr;     // (T, top)
+  int64_t received_from = 0;       // the first query that counts
+  void* received = nullptr;        // (S)
+  int64_t map_rows = 0, map_columns = 0;
+  void* map_mean = nullptr;  // (map_rows, map_columns)
+  void* map_max = nullptr;
+  std::vector<Row> chosen;   // by query
+  void* rows = nullptr;      // (chosen, S)
+  void* matrix = nullptr;    // (T, S)
+
+  static std::vector<std::string> names() { return {"top", "received", "map", "queries", "weights"}; }
+
+  explicit Sought(const Call& call) {
+    for (const Asked& one : call.wanted.of_weights) {
+      const std::vector<int64_t>& numbers = one.numbers;
+      const std::vector<void*>& arrays = one.arrays;
+      if (one.name == "top") {
+        top = numbers[0], top_indices = static_cast<int64_t*>(arrays[0]), top_weights = arrays[1];
+      } else if (one.name == "received") {
+        received_from = call.queries - numbers[0], received = arrays[0];
+      } else if (one.name == "map") {
+        map_rows = std::min(numbers[0], call.queries), map_columns = std::min(numbers[1], call.keys);
+        map_mean = arrays[0], map_max = arrays[1];
+      } else if (one.name == "queries") {
+        for (size_t place = 0; place < numbers.size(); ++place) chosen.push_back({numbers[place], int64_t(place)});
+        std::sort(chosen.begin(), chosen.end(), [](const Row& a, const Row& b) { return a.query < b.query; });
+        rows = arrays[0];
+      } else if (one.name == "weights") {
+        matrix = arrays[0];
+      }
+    }
+  }
+};
+
+inline std::vector<std::string> observes() { return Sought::names(); }
+
 // One observer watches a chunk of queries of one head. Rows are written where they belong; what is summed over queries
 // (received, map) is kept apart for each chunk and added up in the order of chunks, so that the result is the same bit by
 // bit whatever the number of threads.
@@ -12,8 +55,8 @@ template <class T> class Observer {
  public:
   static constexpr int panel = kPanel<T>, lanes = kLanes<T>;
 
-  Observer(const Call& call, int64_t b, int64_t h, int64_t first, int64_t last)
-      : call_(call), want_(call.wanted), b_(b), h_(h) {
+  Observer(const Call& call, const Sought& sought, int64_t b, int64_t h, int64_t first, int64_t last)
+      : call_(call), want_(sought), b_(b), h_(h), last_(last) {
     if (want_.received) {
       received_.assign(call.keys, T(0));
       tile_.assign(kTile * panel, T(0));
@@ -36,7 +79,12 @@ template <class T> class Observer {
     } else if (pooled || ranked) {
       walk<false>(weights, i0, i1, j0, j1, pooled, ranked);
     }
-    if (want_.row_count) copy(weights, i0, i1, j0, j1);
+    if (want_.rows || want_.matrix) copy(weights, i0, i1, j0, j1);
+  }
+
+  // The row of query i is NaN: it has no largest weights, and says so.
+  void spoil(int64_t i, T nan) const {
+    if (want_.top) std::fill_n(best(i), want_.top, nan);
   }
 
   // All panels have shown their weights for keys [j0, j1).
@@ -67,6 +115,7 @@ template <class T> class Observer {
         mean[x] += sums_[x];
         top[x] = larger(top[x], tops_[x]);
       }
+      if (last_ == call_.queries) divide(head);
     }
   }
 
@@ -75,6 +124,19 @@ template <class T> class Observer {
   static T larger(T a, T b) { return a >= b || a != a ? a : b; }
 
   int64_t bin(int64_t i) const { return i * want_.map_rows / call_.queries; }
+
+  // Sums over the cells of a map become means: all of the head's chunks were added.
+  void divide(int64_t head) const {
+    const auto length = [](int64_t place, int64_t bins, int64_t count) {
+      return ((place + 1) * count + bins - 1) / bins - (place * count + bins - 1) / bins;
+    };
+    T* mean = static_cast<T*>(want_.map_mean) + head * want_.map_rows * want_.map_columns;
+    for (int64_t row = 0; row < want_.map_rows; ++row)
+      for (int64_t column = 0; column < want_.map_columns; ++column, ++mean) {
+        const int64_t cells = length(row, want_.map_rows, call_.queries) * length(column, want_.map_columns, call_.keys);
+        *mean = T(double(*mean) / double(cells));
+      }
+  }
 
   void receive_some(const T* weights, int64_t i0, int64_t j0, int64_t j1) {
     T* tile = tile_.data() + (j0 % kTile) * panel;
@@ -158,17 +220,21 @@ template <class T> class Observer {
   }
 
   void copy(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
-    T* rows = static_cast<T*>(want_.rows) + (b_ * call_.heads + h_) * want_.row_count * call_.keys;
-    for (int64_t i = i0; i < i1; ++i) {
-      const int64_t slot = want_.row_slot[i];
-      if (slot < 0) continue;
-      for (int64_t j = j0; j < j1; ++j) rows[slot * call_.keys + j] = weights[(j - j0) * panel + (i - i0)];
-    }
+    const int64_t head = b_ * call_.heads + h_;
+    const auto write = [&](T* row, int64_t i) {
+      for (int64_t j = j0; j < j1; ++j) row[j] = weights[(j - j0) * panel + (i - i0)];
+    };
+    T* const matrix = static_cast<T*>(want_.matrix) + head * call_.queries * call_.keys;
+    for (int64_t i = i0; want_.matrix && i < i1; ++i) write(matrix + i * call_.keys, i);
+    T* const rows = static_cast<T*>(want_.rows) + head * int64_t(want_.chosen.size()) * call_.keys;
+    const auto first = std::lower_bound(want_.chosen.begin(), want_.chosen.end(), i0,
+                                        [](const Sought::Row& row, int64_t i) { return row.query < i; });
+    for (auto row = first; row != want_.chosen.end() && row->query < i1; ++row) write(rows + row->place * call_.keys, row->query);
   }
 
   const Call& call_;
-  const Wanted& want_;
-  const int64_t b_, h_;
+  const Sought& want_;
+  const int64_t b_, h_, last_;
   int64_t first_bin_ = 0;
   Buffer<T> received_, tile_, sums_, tops_;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -68,23 +69,21 @@ struct Bias {
   explicit operator bool() const { return array || length > 0; }
 };
 
+// One thing to observe of the weights, which observe.h knows by its name: the numbers that were asked for, and where its
+// arrays lie, (batch, heads, …), with what is there where nobody attends to anything.
+struct Asked {
+  std::string name;
+  std::vector<int64_t> numbers;
+  std::vector<void*> arrays;
+};
+
 // What to observe beyond the output; null pointers are not wanted. All are (batch, heads, …), in the working precision.
 struct Wanted {
   void* max_score = nullptr;  // (T)
   void* entropy = nullptr;    // (T)
-  int64_t top = 0;
-  void* top_weights = nullptr;    // (T, top)
-  int64_t* top_indices = nullptr; // (T, top)
-  int64_t received_from = 0;      // the first query that counts
-  void* received = nullptr;       // (S)
-  int64_t map_rows = 0, map_columns = 0;
-  void* map_mean = nullptr;  // (map_rows, map_columns)
-  void* map_max = nullptr;
-  std::vector<int64_t> row_slot;  // for each query, where its row goes in `rows`, or −1
-  int64_t row_count = 0;
-  void* rows = nullptr;  // (row_count, S)
+  std::vector<Asked> of_weights;
 
-  bool second_look() const { return top || received || map_rows || row_count; }
+  bool second_look() const { return !of_weights.empty(); }
 };
 
 struct Call {

@@ -12,7 +12,7 @@ import numpy as np
 from clearhead.calls import gradients, observe
 from clearhead.core.arrays import Array, to_numpy
 from clearhead.core.errors import ArgumentError
-from clearhead.core.observations import Map, Observed, Rows, Top
+from clearhead.core.observations import Observed, Shows
 from clearhead.watching.given import Given
 
 Names = tuple[str, ...]
@@ -20,7 +20,7 @@ NEEDS = "want={'weights': True} or want={'keep': True} when watching keeps what 
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class Call(Shows):
     """One attention call of a model: who made it, when, and what was attended to.
 
     The fields of `observed` can be asked of the call itself: `call.entropy`, `call.received`, `call.top`. Its output is
@@ -47,51 +47,6 @@ class Call:
     def shape(self) -> tuple[int, ...]:
         """(…, heads, queries, keys): the shape that the matrix of weights has or would have."""
         return (*self.observed.lse.shape, self.keys)
-
-    @property
-    def lse(self) -> Array:
-        """Log-sum-exp of the scores of each query."""
-        return self.observed.lse
-
-    @property
-    def max_score(self) -> Array:
-        """The largest score of each query."""
-        return self.observed.max_score
-
-    @property
-    def entropy(self) -> Array:
-        """−Σ w ln w of each query, in nats."""
-        return self.observed.entropy
-
-    @property
-    def top(self) -> Top | None:
-        """The largest weights of each query."""
-        return self.observed.top
-
-    @property
-    def received(self) -> Array | None:
-        """The attention that each key received."""
-        return self.observed.received
-
-    @property
-    def map(self) -> Map | None:
-        """The matrix, pooled."""
-        return self.observed.map
-
-    @property
-    def queries(self) -> Rows | None:
-        """The exact weights of some queries."""
-        return self.observed.queries
-
-    @property
-    def weights(self) -> Array | None:
-        """The whole matrix, where it was wanted."""
-        return self.observed.weights
-
-    @property
-    def kernel(self) -> str:
-        """The kernel that observed it."""
-        return self.observed.kernel
 
     def rows(self, queries: Sequence[int]) -> np.ndarray:
         """The exact weights of some queries, (…, heads, len(queries), keys), from what was kept."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from clearhead.core.arrays import is_array, to_numpy
 from clearhead.core.errors import ArgumentError
-from clearhead.core.observations import Map, Observed, Rows, Top
+from clearhead.core.observations import Observed
 from clearhead.watching.given import Given
 from clearhead.watching.reading import Malformed, calls_of, missed_of, parsed
 from clearhead.watching.record import Record
@@ -50,7 +50,7 @@ def _plain(values: dict[str, Any], where: str, arrays: dict[str, np.ndarray]) ->
             continue
         if isinstance(value, Observed | Given):
             plain[name] = _plain(vars(value), place, arrays)
-        elif isinstance(value, Top | Map | Rows):
+        elif hasattr(value, "_asdict"):  # an observation of several arrays
             plain[name] = _plain(value._asdict(), place, arrays)
         elif is_array(value):
             arrays[place] = np.ascontiguousarray(to_numpy(value))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.observations import Map, Observed, Rows, Top
+from clearhead.core.observations import OBSERVATIONS, Observation, Observed
 from clearhead.watching.call import Call
 from clearhead.watching.given import Given
 
@@ -56,9 +56,8 @@ def _call(plain: Any, where: str, read: Read) -> Call:
 
 def _observed(plain: Any, where: str, read: Read) -> Observed:
     kinds = {**dict.fromkeys(("output", "lse", "max_score", "entropy"), _array), "kernel": _text}
-    parts: dict[str, Any] = {"received": _array, "weights": _array}
-    parts |= {name: _part(kind) for name, kind in (("top", Top), ("map", Map), ("queries", Rows))}
-    return Observed(**_fields(plain, where, read, kinds, parts))
+    others = {name: _array if one.kind is None else _part(one.kind) for name, one in OBSERVATIONS.items()}
+    return Observed(**_fields(plain, where, read, kinds, {**others, "share": _array}))
 
 
 def _part(kind: Any) -> Callable[[Any, str, Read], Any]:
@@ -134,42 +133,46 @@ def _check_shapes(call: Call, where: str) -> None:
     seen, lse = call.observed, call.observed.lse
     _expect(lse.ndim >= 1, f"{where}.observed.lse", "an array (…, heads, queries)")
     lead, queries, keys = lse.shape[:-1], lse.shape[-1], call.keys
-    top, chosen = seen.top, seen.queries
-    shapes: list[tuple[str, Any, tuple[int, ...]]] = [
-        ("output", seen.output, (*lse.shape, -1)),
-        ("max_score", seen.max_score, lse.shape),
-        ("entropy", seen.entropy, lse.shape),
-        ("received", seen.received, (*lead, keys)),
-        ("weights", seen.weights, (*lse.shape, keys)),
-        ("distance", call.distance, lse.shape),
-    ]
-    if top is not None:
-        shapes += [("top.indices", top.indices, (*lse.shape, -1)), ("top.weights", top.weights, top.indices.shape)]
-    if seen.map is not None:
-        shapes += [("map.mean", seen.map.mean, (*lead, -1, -1)), ("map.max", seen.map.max, seen.map.mean.shape)]
-    if chosen is not None:
-        shapes += [("queries.indices", chosen.indices, (-1,))]
-        shapes += [("queries.weights", chosen.weights, (*lead, chosen.indices.size, keys))]
+    by_query = {"max_score": seen.max_score, "entropy": seen.entropy, "share": seen.share, "distance": call.distance}
+    _expect_shape(f"{where}.output", seen.output, (*lse.shape, -1))
+    for name, array in by_query.items():
+        _expect_shape(f"{where}.{name}", array, lse.shape)
+    for name, one in OBSERVATIONS.items():
+        if getattr(seen, name) is not None:
+            _check_observation(one, name, getattr(seen, name), where, lead, {"queries": queries, "keys": keys})
     if call.kept is not None:
         q, k = call.kept.q, call.kept.k  # of which the leading axes broadcast
-        shapes += [("kept.q", q, (*q.shape[:-2], queries, -1)), ("kept.k", k, (*k.shape[:-2], keys, q.shape[-1]))]
-    for name, array, shape in shapes:
-        fits = array is None or array.ndim == len(shape)
-        fits = fits and (array is None or all(n in (-1, m) for n, m in zip(shape, array.shape, strict=True)))
-        _expect(fits, f"{where}.{name}", f"an array of shape {shape} beside its lse")
-    for name, indices, least, most in (
-        ("top.indices", None if top is None else top.indices, -1, keys),
-        ("queries.indices", None if chosen is None else chosen.indices, 0, queries),
-    ):
-        if indices is not None:
-            inside = indices.dtype.kind in "iu" and bool(np.all((indices >= least) & (indices < most)))
-            _expect(inside, f"{where}.{name}", f"positions below {most}")
+        _expect_shape(f"{where}.kept.q", q, (*q.shape[:-2], queries, -1))
+        _expect_shape(f"{where}.kept.k", k, (*k.shape[:-2], keys, q.shape[-1]))
     for name, rows, length in (("queries_named", call.queries_named, queries), ("keys_named", call.keys_named, keys)):
         if rows is not None:
             named = (bool(rows) or 0 in lead) and all(len(row) == length for row in rows)
             _expect(named, f"{where}.{name}", f"{length} names for each row")
     if call.heads is not None:
         _expect(lse.ndim > 1 and len(call.heads) == lse.shape[-2], f"{where}.heads", "one for each head of its lse")
+
+
+def _check_observation(
+    one: Observation, name: str, value: Any, where: str, lead: tuple[int, ...], sizes: dict[str, int]
+) -> None:
+    """The arrays of an observation: axes of one name have one size, and positions lie inside."""
+    own: dict[str, int] = {}
+    for called, array, part in zip(one.names(name), one.arrays(value), one.parts, strict=True):
+        known = {**own, **sizes}
+        expected = (*(lead if part.led else ()), *(known.get(axis, -1) for axis in part.axes))
+        _expect_shape(f"{where}.{called}", array, expected)
+        own |= dict(zip(part.axes, array.shape[array.ndim - len(part.axes) :], strict=True))
+        if part.positions is not None:
+            most = sizes[part.positions]
+            inside = array.dtype.kind in "iu" and bool(np.all((array >= part.least) & (array < most)))
+            _expect(inside, f"{where}.{called}", f"positions below {most}")
+
+
+def _expect_shape(where: str, array: Any, shape: tuple[int, ...]) -> None:
+    """An array that is there has this shape, in which −1 is any size."""
+    fits = array is None or array.ndim == len(shape)
+    fits = fits and (array is None or all(n in (-1, m) for n, m in zip(shape, array.shape, strict=True)))
+    _expect(fits, where, f"an array of shape {shape} beside its lse")
 
 
 def _expect(right: bool, where: str, expected: str) -> None:

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Grid
-from clearhead.core.observations import want
+from clearhead.core.observations import OBSERVATIONS, want
 
-OBSERVED = ("top", "received", "map", "queries", "weights")
+OBSERVED = tuple(OBSERVATIONS)
 OWN = ("distance", "keep", "output")
 # positions are checked against the length of each call, which is not known before it is made
 LONGEST = 2**40
@@ -29,11 +27,7 @@ class Wanted:
 
     def for_length(self, queries: int) -> dict[str, Any]:
         """The options for a call with so many queries: positions that it does not have are left out."""
-        chosen = self.options.get("queries")
-        if chosen is None:
-            return dict(self.options)
-        places = [int(i) for i in np.atleast_1d(np.asarray(chosen)) if -queries <= i < queries]
-        return {**self.options, "queries": places}
+        return {name: OBSERVATIONS[name].within(asked, queries) for name, asked in self.options.items()}
 
     def counted(self, queries: int) -> int | None:
         """How many last queries `received` counts, of so many; None for all."""
@@ -62,7 +56,5 @@ def wanted(given: Mapping[str, Any] | None) -> Wanted:
         if not isinstance(given.get(name, False), bool):
             raise ArgumentError("want", f"has {name}={given[name]!r}, expected True or False")
     options = {name: given[name] for name in OBSERVED if given.get(name) is not None}
-    longest = Grid((), 1, LONGEST, LONGEST)
-    first = [options.get(name) for name in OBSERVED[:-1]]
-    want(longest, first[0], first[1], first[2], first[3], options.get("weights", False))
+    want(Grid((), 1, LONGEST, LONGEST), **options)
     return Wanted(options, *(bool(given.get(name, False)) for name in OWN))

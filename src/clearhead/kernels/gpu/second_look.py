@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from clearhead.core.grid import blocks
 from clearhead.core.observations import Map, Rows, Top, Want
+from clearhead.kernels.collect import Gathered, Sizes
 from clearhead.kernels.gpu import masks as spans
 from clearhead.kernels.gpu.call import Call
 from clearhead.kernels.gpu.device import Lists
 from clearhead.kernels.gpu.observe_kernel import by_key, pool, rows_of_weights, top_keys
 from clearhead.kernels.gpu.tuning import Blocks, cdiv, pooling, power_of_2
 
+LAUNCHED = frozenset({"top", "received", "map"})  # which kernels give with no help by PyTorch
 STRIPS = 2**26  # numbers of a map that is not yet pooled, at most, held at once
 MOST_TOP = 64  # above this the largest are found by PyTorch in rows of weights
 
@@ -47,10 +50,7 @@ def look_again(
     `ratio` is what `denominators` takes.
     """
     found = {} if found is None else found
-    if want is None or not want.by_tile:
-        return found
-    rest = {"received": want.received, "map": want.map, "top": want.top, "queries": want.queries}
-    if not want.weights and all(name in found for name, wanted in rest.items() if wanted is not None):
+    if want is None or all(name in found for name in want.names):
         return found
     shift, inverse = denominators(peak, total, ratio)
     if (want.received is not None and "received" not in found) or (want.map is not None and "map" not in found):
@@ -63,7 +63,22 @@ def look_again(
     if want.queries is not None:
         chosen = np.asarray(want.queries, dtype=np.int64)
         found["queries"] = Rows(chosen, call.shaped(rows(call, chosen, shift, inverse)))
-    return found
+    rest = [name for name in want.names if name not in found]
+    return found | gathered(call, want, rest, shift, inverse) if rest else found
+
+
+def gathered(call: Call, want: Want, names: list[str], shift: torch.Tensor, inverse: torch.Tensor) -> dict[str, Any]:
+    """What no kernel here gathers: rows of weights, some at a time, are shown to the collectors of `collect.py`."""
+    grid = call.grid
+    lead = (*grid.batch, grid.heads)
+    all_of_them = Gathered(want, Sizes(call.problem.library, torch.float32, lead, grid.queries, grid.keys), names)
+    step = max(1, STRIPS // max(1, call.rows * grid.keys))
+    for some in blocks(grid.queries, step) if grid.queries else [range(0)]:
+        if some and grid.keys:
+            weights = call.shaped(rows(call, np.asarray(some), shift, inverse))
+            all_of_them.see(weights, some, range(grid.keys))
+        all_of_them.end_rows(some)
+    return all_of_them.results()
 
 
 def received_and_map(call: Call, want: Want, shift: torch.Tensor, inverse: torch.Tensor) -> dict[str, Any]:
