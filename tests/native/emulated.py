@@ -201,7 +201,8 @@ class Call:
         for name, numbers, arrays in self.of_weights:
             one = OBSERVATIONS[name]
             wanted = numbers if name in ("map", "queries") else numbers[0]
-            axes = {"queries": queries, "keys": keys, **one.sizes(wanted, grid)}
+            own = {} if one.sizes is None else one.sizes(wanted, grid)
+            axes = {"queries": queries, "keys": keys, **own}
             parts = [part for part in one.parts if part.led]
             for address, part in zip(arrays, parts, strict=True):
                 size = all_heads * math.prod(axes[axis] for axis in part.axes)

@@ -70,9 +70,10 @@ def want(grid: Grid, **asked: Any) -> Want:
     wanted = {}
     for name, value in asked.items():
         one = OBSERVATIONS[name]
-        if value is not one.absent:
-            wanted[name] = one.checked(value, grid)
-    return made(Want, **wanted)
+        if value is not one.absent and (checked := one.checked(value, grid)) is not None:
+            wanted[name] = checked
+    # the names are at hand: to find them once more would take as long as all the rest
+    return made(Want, **wanted, names=tuple(wanted))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -196,10 +197,6 @@ def _as_it_is(asked: Any, queries: int) -> Any:
     return asked
 
 
-def _no_sizes(wanted: Any, grid: Grid) -> dict[str, int]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Observation:
     """One thing that can be observed of the weights: all that others than the kernels have to know of it.
@@ -213,7 +210,7 @@ class Observation:
     line: Callable[[Any], str]
     parts: tuple[Part, ...]
     kind: Any = None
-    sizes: Callable[[Any, Grid], dict[str, int]] = _no_sizes
+    sizes: Callable[[Any, Grid], dict[str, int]] | None = None
     within: Callable[[Any, int], Any] = _as_it_is
     absent: Any = None  # what is given where it is not asked for
 

@@ -231,12 +231,18 @@ class Running:
     def want_one(self, name: str, wanted: Any) -> Any:
         """Room for one observation; `native/observe.h` is told where it lies and which numbers were asked for."""
         one, grid = OBSERVATIONS[name], self.grid
-        sizes = {"queries": grid.queries, "keys": grid.keys, **one.sizes(wanted, grid)}
-        arrays = [self.room(part, sizes) if part.led else np.asarray(wanted, np.int64) for part in one.parts]
-        rooms = [array for array, part in zip(arrays, one.parts, strict=True) if part.led]
-        if all(array.size for array in rooms):
-            numbers = wanted if isinstance(wanted, tuple) else (int(wanted),)
-            self.call.want(name, numbers, [at(array) for array in rooms])
+        sizes = {"queries": grid.queries, "keys": grid.keys}
+        if one.sizes is not None:
+            sizes.update(one.sizes(wanted, grid))
+        arrays, places, empty = [], [], False
+        for part in one.parts:
+            array = self.room(part, sizes) if part.led else np.asarray(wanted, np.int64)
+            arrays.append(array)
+            if part.led:
+                places.append(at(array))
+                empty = empty or not array.size
+        if not empty:
+            self.call.want(name, wanted if isinstance(wanted, tuple) else (int(wanted),), places)
         return one.of(arrays)
 
     def room(self, part: Part, sizes: dict[str, int]) -> np.ndarray:
