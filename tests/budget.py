@@ -112,9 +112,8 @@ def answers(case: Case, dtype: type, by: Callable[..., dict[str, np.ndarray]]) -
     # query head h uses key head h // group, written as an index so as not to share code with any kernel
     heads = [h // group for h in range(q.shape[-3])]
     lead = (*batch, grid.heads)
-    given = by(q, k[..., heads, :, :], v[..., heads, :, :], dout, **call)
     dlse = case.dlse().astype(dtype).reshape(*lead, grid.queries)
-    with_lse = by(q, k[..., heads, :, :], v[..., heads, :, :], dout, dlse=dlse, **call)
+    given = by(q, k[..., heads, :, :], v[..., heads, :, :], dout, dlse=dlse, **call)
     found = {
         "output": np.broadcast_to(given["output"], (*lead, grid.queries, v.shape[-1])),
         **{name: np.broadcast_to(given[name], (*lead, grid.queries)) for name in ("lse", "max_score", "entropy")},
@@ -123,11 +122,11 @@ def answers(case: Case, dtype: type, by: Callable[..., dict[str, np.ndarray]]) -
     if flat:
         found = {what: value[0] for what, value in found.items()}
     shapes = [a.shape for a in case.build()[0]]
-    for name, part in (("", given), (" of lse", with_lse)):
-        found |= {f"|{what}{name}|": part[f"|{what}|"] for what in ("dq", "dk") if f"|{what}|" in part}
-        found[f"dq{name}"] = sum_to(part["dq"], q.shape).reshape(shapes[0])
-        found[f"dk{name}"] = by_key_head(part["dk"], k, heads).reshape(shapes[1])
-        found[f"dv{name}"] = by_key_head(part["dv"], v, heads).reshape(shapes[2])
+    found |= {name: value for name, value in given.items() if name.startswith("|")}
+    for of in ("", " of lse"):
+        found[f"dq{of}"] = sum_to(given[f"dq{of}"], q.shape).reshape(shapes[0])
+        found[f"dk{of}"] = by_key_head(given[f"dk{of}"], k, heads).reshape(shapes[1])
+        found[f"dv{of}"] = by_key_head(given[f"dv{of}"], v, heads).reshape(shapes[2])
     return found
 
 
@@ -142,8 +141,12 @@ def by_key_head(gradient: np.ndarray, like: np.ndarray, heads: list[int]) -> np.
 def by_formula(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, *, dlse: np.ndarray | None = None, **call: Any
 ) -> dict[str, np.ndarray]:
-    """What `formula.py` gives."""
-    return {**vars(formula.attention(q, k, v, **call)), **vars(formula.gradients(q, k, v, dout, dlse=dlse, **call))}
+    """What `formula.py` gives; gradients without that of the log-sum-exp, and with it where there is one."""
+    found = {**vars(formula.attention(q, k, v, **call)), **vars(formula.gradients(q, k, v, dout, **call))}
+    if dlse is not None:
+        of_lse = vars(formula.gradients(q, k, v, dout, dlse=dlse, **call))
+        found |= {f"{name} of lse": gradient for name, gradient in of_lse.items()}
+    return found
 
 
 def in_full(options: dict[str, Any], grid: Grid, dtype: type) -> dict[str, Any]:

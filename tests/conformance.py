@@ -45,13 +45,14 @@ def forward(kernel: str, case: Case, library: ArrayLibrary) -> None:
     check(numbers(output), expected(case.name)["output"], k.shape[-2], "output")
 
 
-def backward(kernel: str, case: Case, library: ArrayLibrary) -> None:
+def backward(kernel: str, case: Case, library: ArrayLibrary, parts: tuple[str, ...] = ("", " of lse")) -> None:
     arrays, dout, options = case.build()
     q, k, v = map(library.make, arrays)
     if q.ndim == 2:
         dout = dout.reshape(dout.shape[-2:])
     dlse = library.make(case.dlse().reshape(dout.shape[:-1]))
-    for of, more in (("", {}), (" of lse", {"dlse": dlse})):
+    for of in parts:
+        more = {"dlse": dlse} if of else {}
         try:
             found = ch.gradients(q, k, v, library.make(dout), **library.options(options), kernel=kernel, **more)
         except ch.KernelRefused:

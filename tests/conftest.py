@@ -25,6 +25,7 @@ if "CLEARHEAD_TEST_NATIVE" in os.environ:
 
 import numpy as np  # noqa: E402  # as below
 import pytest  # noqa: E402  # as below
+import torch  # noqa: E402  # as below
 from hypothesis import settings  # noqa: E402  # after the other build is in place, as all that follows
 
 # The same examples on every run, so that a change is judged by what it changed; HYPOTHESIS_PROFILE=search draws others
@@ -50,3 +51,16 @@ def interpreting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(call, "_families", type(call._families)())
     with np.errstate(all="ignore"):  # NaN and infinities are put in on purpose
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where there is no GPU, one of each function that needs one is left, to say that it is skipped."""
+    if torch.cuda.is_available():
+        return
+    seen: set[str] = set()
+    for item in items[:]:
+        if item.get_closest_marker("gpu"):
+            name = item.nodeid.partition("[")[0]
+            if name in seen:
+                items.remove(item)
+            seen.add(name)

@@ -17,8 +17,8 @@ def attend(
 ) -> dict[str, np.ndarray]:
     """Everything that comes out, for q (…, H, T, D), k (…, H, S, D), v (…, H, S, Dv) and the gradient of the output.
 
-    `dlse` (…, H, T) is that of the log-sum-exp. `options` are the formula's. |dq| and |dk| are the sums of the absolute
-    values of the terms of dq and dk.
+    `dlse` (…, H, T) is that of the log-sum-exp: "dq of lse" and the like are gradients with it, "dq" without.
+    `options` are the formula's. |dq| and |dk| are the sums of the absolute values of the terms of dq and dk.
     """
     lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     queries, keys = q.shape[-2], k.shape[-2]
@@ -28,12 +28,14 @@ def attend(
         if name in ("mask", "bias", "keep") and value is not None
     }
     sinks = options.get("sinks")
-    dlse = np.zeros((*lead, queries), q.dtype) if dlse is None else dlse
+    parts = ("",) if dlse is None else ("", " of lse")
     q, k, v = (np.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (q, k, v))
-    shapes = {"lse": (), "max_score": (), "entropy": (), "dsinks": (), "weights": (keys,), "output": (v.shape[-1],)}
+    shapes = {"lse": (), "max_score": (), "entropy": (), "weights": (keys,), "output": (v.shape[-1],)}
     found = {name: np.zeros((*lead, queries, *shape), q.dtype) for name, shape in shapes.items()}
-    found |= {name: np.zeros(like.shape, q.dtype) for name, like in (("dq", q), ("dk", k), ("dv", v))}
-    found |= {"|dq|": np.zeros(q.shape, q.dtype), "|dk|": np.zeros(k.shape, q.dtype)}
+    gradients = {"dsinks": q[..., 0].shape, "dq": q.shape, "dk": k.shape, "dv": v.shape}
+    names = [(part, name) for part in parts for name in gradients]
+    found |= {name + part: np.zeros(gradients[name], q.dtype) for part, name in names}
+    found |= {f"|{name}{part}|": np.zeros(gradients[name], q.dtype) for part, name in names if name in ("dq", "dk")}
     with np.errstate(all="ignore"):
         for at in np.ndindex(*lead):
             sink = -np.inf if sinks is None else np.broadcast_to(sinks, (*lead, 1))[at][0]
@@ -41,25 +43,26 @@ def attend(
                 here = {name: value[at][i] for name, value in full.items()}
                 rows = {name: array[at] for name, array in found.items()}
                 knobs = {"softcap": options.get("softcap"), "rescale": options.get("rescale", 1.0)}
-                one_row(
-                    rows, i, q[at], k[at], v[at], dout[at], dlse[at][i], sink, scale=options["scale"], **knobs, **here
-                )
-    for name in ("output", "dq", "dk", "dv", "dsinks"):
+                given = {part: 0.0 if dlse is None or not part else dlse[at][i] for part in parts}
+                one_row(rows, i, q[at], k[at], v[at], dout[at], given, sink, scale=options["scale"], **knobs, **here)
+    for name in ("output", *(name + part for part, name in names)):
         found[name] = np.where(np.isfinite(found[name]), found[name], np.nan)
-    for name in ("|dq|", "|dk|"):  # the size of what is finite
-        found[name] = np.where(np.isfinite(found[name]), found[name], 0.0)
+    for name in found:
+        if name.startswith("|"):  # the size of what is finite
+            found[name] = np.where(np.isfinite(found[name]), found[name], 0.0)
     return found
 
 
 def one_row(
     found: dict[str, np.ndarray], i: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray,
-    dlse: Any, sink: Any, *, scale: Any, softcap: float | None, rescale: float,
+    dlse: dict[str, Any], sink: Any, *, scale: Any, softcap: float | None, rescale: float,
     mask: np.ndarray | None = None, bias: np.ndarray | None = None, keep: np.ndarray | None = None,
 ) -> None:  # fmt: skip
-    """Row i of what was found, and what it adds to dk and dv."""
+    """Row i of what was found, and what it adds to dk and dv; gradients for each of the `dlse`, by name."""
     seen = np.arange(len(k)) if mask is None else np.flatnonzero(mask)
     found["lse"][i], found["max_score"][i] = sink, -np.inf
-    found["dsinks"][i] = 0.0 if sink == -np.inf else dlse
+    for part, of_lse in dlse.items():
+        found["dsinks" + part][i] = 0.0 if sink == -np.inf else of_lse
     if not len(seen):
         return
     k, v, d = k[seen], v[seen], dout[i]
@@ -79,16 +82,19 @@ def one_row(
     kept = weights * left
     found["output"][i] = (kept[:, None] * v).sum(0)
     dweights = (v * d).sum(-1) * left
-    spread = (weights * dweights).sum() - (0.0 if lse == -np.inf else dlse)
-    dscores = weights * (dweights - spread) * slopes
-    found["dsinks"][i] = -sink_weight * spread
-    found["dq"][i] = scale * (dscores[:, None] * k).sum(0)
-    found["dk"][seen] += scale * dscores[:, None] * q[i]
-    found["dv"][seen] += kept[:, None] * d
+    mean = (weights * dweights).sum()
     sizes = np.abs(v * d).sum(-1) * rescale
-    terms = np.abs(scale) * weights * (sizes + (weights * sizes).sum() + np.abs(dlse))
-    found["|dq|"][i] = (terms[:, None] * np.abs(k)).sum(0)
-    found["|dk|"][seen] += terms[:, None] * np.abs(q[i])
+    sizes = sizes + (weights * sizes).sum()
+    for part, of_lse in dlse.items():
+        spread = mean - (0.0 if lse == -np.inf else of_lse)
+        dscores = weights * (dweights - spread) * slopes
+        found["dsinks" + part][i] = -sink_weight * spread
+        found["dq" + part][i] = scale * (dscores[:, None] * k).sum(0)
+        found["dk" + part][seen] += scale * dscores[:, None] * q[i]
+        found["dv" + part][seen] += kept[:, None] * d
+        terms = np.abs(scale) * weights * (sizes + np.abs(of_lse))
+        found[f"|dq{part}|"][i] = (terms[:, None] * np.abs(k)).sum(0)
+        found[f"|dk{part}|"][seen] += terms[:, None] * np.abs(q[i])
 
 
 def softmax(scores: np.ndarray, sink: Any) -> tuple[Any, np.ndarray, Any]:

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
+from itertools import product
+
+import in_jax
 import pytest
-from budget import check, expected
-from cases import CASES, Case
+from cases import BY_NAME, CASES, Case
 from conformance import CHECKS, INSTRUCTION_SETS, REFUSED, built
-from libraries import LIBRARIES, ArrayLibrary, numbers
+from libraries import LIBRARIES, ArrayLibrary
 
 import clearhead as ch
 from clearhead.kernels.choose import KERNELS
 from clearhead.kernels.compiled import compiled, native
 from clearhead.kernels.tiled import tiled
 
-# The tiled kernel also in tiles that are smaller than every case, so that tiles are merged and edges are met. JAX
-# compiles each step anew for each shape of tile, which takes hours in tiles of 5×7: there, they run under `jit` below.
-RUNS = [pytest.param(kernel, library) for kernel in ("dense", "tiled") for library in LIBRARIES]
-RUNS += [pytest.param("tiled 5×7", library) for library in LIBRARIES if library.name != "jax"]
-RUNS += [pytest.param("compiled", library, marks=built) for library in LIBRARIES if library.name in ("numpy", "torch")]
+# The tiled kernel also in tiles that are smaller than every case, so that tiles are merged and edges are met. JAX has
+# tests of its own.
+NOT_JAX = [library for library in LIBRARIES if library.name != "jax"]
+RUNS = [(kernel, library) for kernel in ("dense", "tiled", "tiled 5×7") for library in NOT_JAX]
+RUNS += [("compiled", library) for library in LIBRARIES if library.name in ("numpy", "torch")]
 # and for the other instruction sets that the machine has, by name: `portable` runs on every machine
-RUNS += [
-    pytest.param(f"compiled {isa}", LIBRARIES[0], marks=built)
-    for isa in INSTRUCTION_SETS
-    if isa != native.instruction_set()
-]
+RUNS += [(f"compiled {isa}", LIBRARIES[0]) for isa in INSTRUCTION_SETS if isa != native.instruction_set()]
+
+
+def held(what: str, case: Case, run: str, library: ArrayLibrary) -> bool:
+    """Whether a check is made at all: not of a precision that the library lacks, nor twice of what is not done."""
+    if case.dtype not in library.dtypes:
+        return False
+    if (run.split()[0], case.name) in REFUSED:
+        return what == "forward"
+    # 131 × 257 is a thousand tiles of 5×7, which meet no edge that a dozen do not: once is enough
+    return not (run == "tiled 5×7" and library.name != "numpy" and case.q[-2] > 100)
+
+
+def conforming() -> list[pytest.ParameterSet]:
+    return [
+        pytest.param(what, case, run, library, id=f"{what}-{case}-{run}-{library}", marks=[built] * ("compiled" in run))
+        for what, case, (run, library) in product(CHECKS, CASES, RUNS)
+        if held(what, case, run, library)
+    ]
 
 
 @pytest.fixture
@@ -40,15 +54,9 @@ def kernel(run: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-@pytest.mark.parametrize(("run", "library"), RUNS, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("what", CHECKS)
-def test_kernel_conforms(kernel: str, case: Case, library: ArrayLibrary, what: str) -> None:
+@pytest.mark.parametrize(("what", "case", "run", "library"), conforming())
+def test_kernel_conforms(what: str, case: Case, kernel: str, library: ArrayLibrary) -> None:
     arrays, _, options = case.build()
-    if case.dtype not in library.dtypes:
-        with pytest.raises((TypeError, ValueError)):
-            library.make(arrays[0])
-        return
     reason = REFUSED.get((kernel, case.name))
     if reason is not None:
         with pytest.raises(ch.KernelRefused) as refusal:
@@ -58,27 +66,17 @@ def test_kernel_conforms(kernel: str, case: Case, library: ArrayLibrary, what: s
     CHECKS[what](kernel, case, library)
 
 
-@pytest.mark.parametrize("run", ["tiled 11×13"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_tiled_conforms_under_jit(kernel: str, case: Case) -> None:
-    arrays, dout, options = case.build()
-    arrays = tuple(map(jnp.asarray, arrays))
-    dout = jnp.asarray(dout.reshape(dout.shape[-2:]) if arrays[0].ndim == 2 else dout)
+@pytest.mark.parametrize("case", in_jax.AS_IT_IS, ids=str)
+@pytest.mark.parametrize("run", ["dense", "tiled"])
+@pytest.mark.parametrize("what", CHECKS)
+def test_kernel_conforms_in_jax(what: str, kernel: str, case: Case) -> None:
+    CHECKS[what](kernel, case, in_jax.JAX)
 
-    @jax.jit
-    def everything(q, k, v, dout):
-        seen = ch.observe(q, k, v, **options, kernel=kernel, received=True)
-        return seen.output, seen.lse, seen.received, ch.gradients(q, k, v, dout, **options, kernel=kernel)
 
-    output, lse, received, gradients = everything(*arrays, dout)
-    found = {
-        "output": output,
-        "lse": lse,
-        "received": received,
-        **dict(zip(("dq", "dk", "dv"), gradients, strict=True)),
-    }
-    for what, array in found.items():
-        check(numbers(array), expected(case.name)[what], max(arrays[0].shape[-2], arrays[1].shape[-2]), what)
+@pytest.mark.parametrize("run", ["dense", "tiled 11×13"])
+@pytest.mark.parametrize("name", in_jax.UNDER_JIT)
+def test_kernel_conforms_under_jit(kernel: str, name: str) -> None:
+    in_jax.under_jit(kernel, BY_NAME[name])
 
 
 def test_case_names_are_distinct() -> None:

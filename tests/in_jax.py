@@ -1,0 +1,78 @@
+"""Which cases JAX is held to, and how one of them is under `jit`.
+
+JAX compiles each step anew for each shape, and afterwards takes milliseconds: as it is, it is held to the cases of two
+shapes and to those of nothing; under `jit`, to other shapes and to one of each kind of the rest, in tiles that are
+merged.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from budget import check, expected
+from cases import CASES, DV, B, Case, D, H, S, T
+from libraries import LIBRARIES, numbers
+
+import clearhead as ch
+
+JAX = next(library for library in LIBRARIES if library.name == "jax")
+SHAPES = [((B, H, queries, D), (B, H, S, D), (B, H, S, DV)) for queries in (T, S)]
+AS_IT_IS = [
+    case
+    for case in CASES
+    if ((case.q, case.k, case.v) in SHAPES and case.dtype != "float64") or case.name in ("no keys", "no queries")
+]
+UNDER_JIT = (
+    "one head, two dimensions",
+    "two batch axes",
+    "one token",
+    "one query",
+    "one key",
+    "no keys",
+    "no queries",
+    "empty batch",
+    "more queries than keys",
+    "wide",
+    "one query, 64 features, lengths",
+    "batch broadcasts both ways",
+    "only values have a batch",
+    "multi-query",
+    "grouped, mask by head",
+    "float64",
+    "bfloat16, saturated and causal",
+    "bfloat16, everything",
+    "causal, offset by row",
+    "BigBird",
+    "documents by row",
+    "array and causal",
+    "all masked",
+    "NaN in padding, grouped",
+    "alibi, offset by row",
+    "relative bias, offset by row",
+    "everything",
+    "NaN and inf in dout, causal",
+    "NaN here and there, everything",
+    "sinks far above, float64",
+)
+
+
+def under_jit(kernel: str, case: Case) -> None:
+    """Output, observations and gradients, compiled together."""
+    arrays, dout, options = case.build()
+    arrays = tuple(map(jnp.asarray, arrays))
+    dout = jnp.asarray(dout.reshape(dout.shape[-2:]) if arrays[0].ndim == 2 else dout)
+
+    @jax.jit
+    def everything(q, k, v, dout):
+        seen = ch.observe(q, k, v, **options, kernel=kernel, received=True)
+        return seen.output, seen.lse, seen.received, ch.gradients(q, k, v, dout, **options, kernel=kernel)
+
+    output, lse, received, gradients = everything(*arrays, dout)
+    found = {
+        "output": output,
+        "lse": lse,
+        "received": received,
+        **dict(zip(("dq", "dk", "dv"), gradients, strict=True)),
+    }
+    for what, array in found.items():
+        check(numbers(array), expected(case.name)[what], max(arrays[0].shape[-2], arrays[1].shape[-2]), what)
