@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,14 @@ MARKS = [
 
 
 def mend() -> None:
-    """Triton 3.6 asks int() of arrays of one number, which NumPy 2.4 no longer gives: loops over such bounds fail."""
+    """Triton 3.6 asks int() of arrays of one number, which NumPy 2.4 no longer gives: loops over such bounds fail.
+
+    And whatever a kernel calls looks through the whole language again for what is to be interpreted, a third of the
+    time: once for each launch is enough.
+    """
     from triton.runtime import interpreter
 
-    original = interpreter._patch_lang_tensor
+    original, patch_lang = interpreter._patch_lang_tensor, interpreter._patch_lang
     if getattr(original, "mended", False):
         return
 
@@ -36,6 +41,28 @@ def mend() -> None:
 
     patched.mended = True
     interpreter._patch_lang_tensor = patched
+    done: set[Any] = set()  # modules of the language that are being interpreted
+
+    @cache
+    def language(function: Any) -> set[Any]:
+        return {value for value in function.__globals__.values() if value in (interpreter.tl, interpreter.tl.core)}
+
+    def once(function: Any) -> Any:
+        modules = language(function)
+        if modules <= done:
+            return interpreter._LangPatchScope()
+        scope = patch_lang(function)
+        restore = scope.restore
+        done.update(modules)
+
+        def restored() -> None:
+            restore()
+            done.clear()
+
+        scope.restore = restored
+        return scope
+
+    interpreter._patch_lang = once
 
 
 def import_kernels() -> None:

@@ -92,7 +92,8 @@ def test_no_line_is_longer_than_the_terminal(name: str, causal: bool, columns: i
     assert "…" not in done.stdout.replace("e^(…)", "")  # nothing is cut short
     assert all(text == text.rstrip() for text in lines)
     assert "\x1b" not in done.stdout
-    assert done.stdout == process(f"explain {name}" + " --causal" * causal, columns, module=False).stdout
+    if columns == 60 and not causal:  # the other way to start it
+        assert done.stdout == process(f"explain {name}", columns, module=False).stdout
 
 
 def test_wide_terminals_stand_steps_side_by_side() -> None:

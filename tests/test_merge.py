@@ -58,8 +58,15 @@ def holds(merged: ch.Partial, library: ArrayLibrary, kernel: str, sinks: np.ndar
 WAYS = [(library, kernel) for library in LIBRARIES for kernel in KERNELS.get(library.name, ("tiled", "dense"))]
 
 
-@pytest.mark.parametrize(("library", "kernel"), WAYS, ids=str)
-@pytest.mark.parametrize("split", SPLITS)
+# JAX compiles each step anew for each length of a part: there, one split alone
+SPLIT_WAYS = [
+    pytest.param(library, kernel, split, id=f"{split}-{library}-{kernel}")
+    for split, (library, kernel) in itertools.product(SPLITS, WAYS)
+    if library.name != "jax" or split == "four, one of them empty"
+]
+
+
+@pytest.mark.parametrize(("library", "kernel", "split"), SPLIT_WAYS)
 @pytest.mark.parametrize("sinks", [None, *SINKS])
 def test_parts_merge_into_the_whole_call(library: ArrayLibrary, kernel: str, split: str, sinks: str | None) -> None:
     logits = None if sinks is None else np.array(SINKS[sinks])

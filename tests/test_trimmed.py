@@ -86,7 +86,7 @@ def first_row_for_all(patch: Patch) -> None:
 
 def held_by(what: str, kernel: str, name: str) -> Callable[[], None]:
     case = BY_NAME[name]
-    assert case in in_jax.AS_IT_IS
+    assert (kernel, case) in in_jax.AS_IT_IS
     return partial(CHECKS[what], kernel, case, in_jax.JAX)
 
 
@@ -97,7 +97,7 @@ def held_under_jit(kernel: str, name: str) -> Callable[[], None]:
 
 IN_JAX: dict[str, tuple[Callable[[Patch], None], Callable[[], None]]] = {
     "other keys are named as the largest": (other_keys_named, held_by("observe", "dense", "plain")),
-    "half precisions are summed as they are": (half_stays_half, held_by("gradients", "dense", "float16, saturated")),
+    "half precisions are summed as they are": (half_stays_half, held_by("gradients", "tiled", "float16, saturated")),
     "float64 is summed in float32": (double_halved, held_under_jit("dense", "float64")),
     "tiles are not merged": (last_tile_alone, held_under_jit("tiled", "more queries than keys")),
     "the first tile of keys is not seen": (first_tile_hidden, held_under_jit("tiled", "only values have a batch")),
@@ -143,7 +143,10 @@ def gradient_of_lse_made_up(patch: Patch) -> None:
 
 INTERPRETED: dict[str, tuple[Callable[[Patch], None], tuple[str, str]]] = {
     "the last query is not observed": (numbers_of_the_last_query, ("observe", "37 × 41")),
-    "a gradient of the log-sum-exp that nobody gave": (gradient_of_lse_made_up, ("gradients", "window both ways")),
+    "a gradient of the log-sum-exp that nobody gave": (
+        gradient_of_lse_made_up,
+        ("gradients", "window both ways, one head"),
+    ),
 }
 
 
