@@ -15,6 +15,7 @@ import torch
 from conformance import built
 
 import clearhead as ch
+from clearhead.core.problem import pose
 from clearhead.kernels import compiled as module
 
 pytestmark = built
@@ -122,7 +123,7 @@ def test_what_it_refuses() -> None:
     j = jnp.zeros((1, 4, 8))
     assert ch.plan(j, j, j).others["compiled"] == "refused: it takes NumPy arrays and PyTorch CPU tensors, not jax"
     meta = torch.zeros((1, 4, 8), device="meta")
-    assert module.compiled.rejects(ch.problem.pose(meta, meta, meta)) == "it takes tensors on the CPU, not on meta"
+    assert module.compiled.rejects(pose(meta, meta, meta)) == "it takes tensors on the CPU, not on meta"
     with pytest.raises(ch.KernelRefused, match="it has no dropout"):
         ch.attention(x[..., :8], x[..., :8], x[..., :8], dropout=(0.1, 1), kernel="compiled")
 
@@ -132,7 +133,7 @@ def test_tensors_and_arrays_are_not_copied() -> None:
     np.testing.assert_array_equal(
         ch.attention(q, k, v, kernel="compiled"), ch.attention(*(a.numpy() for a in (q, k, v)), kernel="compiled")
     )
-    running = module.Running(ch.problem.pose(q, k, v))
+    running = module.Running(pose(q, k, v))
     assert [kept.data_ptr() for kept in running.kept[:3]] == [q.data_ptr(), k.data_ptr(), v.data_ptr()]
 
 

@@ -12,6 +12,7 @@ from libraries import numbers
 
 import clearhead as ch
 from clearhead.core.mask import Mask
+from clearhead.core.problem import pose
 from clearhead.kernels.compiled import compiled
 
 pytestmark = built
@@ -59,7 +60,7 @@ def test_only_what_is_seen_is_read(name: str, queries: int) -> None:
     mine = ch.attention(q, K, V, mask=mask, kernel="compiled")
     plain = ch.attention(q, K, V, mask=mask, kernel="dense")
     np.testing.assert_allclose(mine, plain, rtol=1e-4, atol=1e-5)
-    problem = ch.problem.pose(q, K, V, mask=mask)
+    problem = pose(q, K, V, mask=mask)
     compiled.run(problem)
     assert compiled.used < K.nbytes / 8, f"{compiled.used:,} bytes of its own"
     everything = quickest(lambda: ch.attention(q, K, V, kernel="compiled"))
