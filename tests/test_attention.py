@@ -32,8 +32,8 @@ def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> lis
 def test_pytorch_gradients_flow(kernel: str, mask: ch.Mask | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiled, "rows", 3)
     monkeypatch.setattr(tiled, "columns", 2)
-    q, k, v = tensors((2, 4, 5, 3), (2, 2, 7, 3), (2, 2, 7, 6))
-    (sinks,) = tensors((4,))
+    q, k, v = tensors((2, 2, 5, 3), (2, 1, 7, 3), (2, 1, 7, 2))
+    (sinks,) = tensors((2,))
 
     dropout = None if kernel == "compiled" else (0.2, 3)
 
@@ -41,8 +41,8 @@ def test_pytorch_gradients_flow(kernel: str, mask: ch.Mask | None, monkeypatch: 
         *qkv, sinks = inputs
         return ch.attention(*qkv, mask=mask, sinks=sinks, softcap=2.0, dropout=dropout, kernel=kernel)
 
-    # in tiles this small a call takes long: there, all of the derivatives at once, along random directions
-    assert torch.autograd.gradcheck(call, (q, k, v, sinks), fast_mode=kernel == "tiled")
+    # number by number: `fast_mode`, along one random direction, does not notice a gradient a hundredth too large
+    assert torch.autograd.gradcheck(call, (q, k, v, sinks))
 
 
 def test_a_bias_that_learns_gets_its_gradient_from_the_kernel_that_has_one() -> None:
