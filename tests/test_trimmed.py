@@ -84,10 +84,8 @@ def first_row_for_all(patch: Patch) -> None:
     patch.setattr(Dense, "arguments", wrong)
 
 
-def held_by(what: str, kernel: str, name: str) -> Callable[[], None]:
-    case = BY_NAME[name]
-    assert (kernel, case) in in_jax.AS_IT_IS
-    return partial(CHECKS[what], kernel, case, in_jax.JAX)
+def held_by(what: str, name: str) -> Callable[[], None]:
+    return partial(CHECKS[what], in_jax.AS_IT_IS[name], BY_NAME[name], in_jax.JAX)
 
 
 def held_under_jit(kernel: str, name: str) -> Callable[[], None]:
@@ -96,8 +94,8 @@ def held_under_jit(kernel: str, name: str) -> Callable[[], None]:
 
 
 IN_JAX: dict[str, tuple[Callable[[Patch], None], Callable[[], None]]] = {
-    "other keys are named as the largest": (other_keys_named, held_by("observe", "dense", "plain")),
-    "half precisions are summed as they are": (half_stays_half, held_by("gradients", "tiled", "float16, saturated")),
+    "other keys are named as the largest": (other_keys_named, held_by("observe", "plain")),
+    "half precisions are summed as they are": (half_stays_half, held_by("gradients", "float16, saturated")),
     "float64 is summed in float32": (double_halved, held_under_jit("dense", "float64")),
     "tiles are not merged": (last_tile_alone, held_under_jit("tiled", "more queries than keys")),
     "the first tile of keys is not seen": (first_tile_hidden, held_under_jit("tiled", "only values have a batch")),
