@@ -48,7 +48,7 @@ demo: .venv/demo
 	@$(PY) -m clearhead explain
 
 test: .venv/test
-	$(PY) -m pytest --quiet --numprocesses $(WORKERS)
+	$(PY) -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal
 
 SECONDS ?= 60
 fuzz: .venv/test
