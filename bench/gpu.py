@@ -2,7 +2,7 @@
 
     python bench/gpu.py [section …] [--json FILE] [--seconds N]
 
-Sections: ceilings vendor forward masks observe memory backward decode launching compiling; all of them unless some are
+Sections: ceilings choice forward masks observe memory backward decode launching compiling; all of them unless some are
 named. One that fails is reported and the others go on. TFLOP/s count the products of the pairs that are not masked.
 """
 
@@ -124,22 +124,31 @@ def ceilings(bench: Bench) -> None:
     bench.add("matrix product, 8192³, bf16", product, "TFLOP/s")
 
 
-def vendor(bench: Bench) -> None:
+def choice(bench: Bench) -> None:
+    """What is chosen, by the best of PyTorch's back ends and our own kernel; the output alone, and with gradients."""
     worst = math.inf
-    for batch, n in ((4, 1024), (2, 4096), (1, 16384)):
+    for batch, n in ((8, 1024), (2, 4096), (1, 16384)):
         for width in (64, 128):
             for causal in (False, True):
-                q, k, v = tensors(n, width, batch=batch)
-                mask = ch.causal() if causal else None
-                calls: dict[str, Call] = {name: sdpa(name, q, k, v, causal) for name in BACK_ENDS}
-                calls["ours"] = partial(ch.attention, q, k, v, mask=mask, kernel="vendor")
-                peers = together(calls)
-                ours = peers.pop("ours")
-                best = min((t, name) for name, t in peers.items() if not math.isnan(t))
-                worst = min(worst, best[0] / ours)
-                what = f"({batch}, {n}, D {width}){' causal' if causal else ''}: best is {best[1]}"
-                bench.at_least(what, best[0] / ours, "×", 0.98)
+                for learns in (False, True):
+                    q, k, v = tensors(n, width, batch=batch, grad=learns)
+                    dout, mask = torch.randn_like(q), ch.causal() if causal else None
+                    calls: dict[str, Call] = {name: sdpa(name, q, k, v, causal) for name in ("cuDNN", "FlashAttention")}
+                    calls["hopper"] = partial(ch.attention, q, k, v, mask=mask, kernel="hopper")
+                    calls["chosen"] = partial(ch.attention, q, k, v, mask=mask)
+                    if learns:
+                        calls = {name: partial(trained, call, (q, k, v), dout) for name, call in calls.items()}
+                    peers = together(calls, rounds=3)
+                    ours = peers.pop("chosen")
+                    best = min((t, name) for name, t in peers.items() if not math.isnan(t))
+                    worst = min(worst, best[0] / ours)
+                    which = f"{' causal' if causal else ''}{', with gradients' if learns else ''}"
+                    bench.at_least(f"({batch}, {n}, D {width}){which}: best is {best[1]}", best[0] / ours, "×", 0.98)
     bench.at_least("worst of the grid", worst, "×", 0.98)
+
+
+def trained(call: Call, inputs: tuple[torch.Tensor, ...], dout: torch.Tensor) -> object:
+    return torch.autograd.grad(call(), inputs, dout)  # type: ignore[call-overload]
 
 
 def forward(bench: Bench) -> None:
@@ -336,7 +345,7 @@ def captured(call: Call) -> Call | None:
 
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
-    f.__name__: f for f in (ceilings, forward, observe, masks, decode, backward, memory, vendor, launching, compiling)
+    f.__name__: f for f in (ceilings, forward, observe, masks, decode, backward, memory, choice, launching, compiling)
 }
 
 

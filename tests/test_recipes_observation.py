@@ -30,7 +30,7 @@ PACKAGE = Path(ch.__file__).parent
 # file, what is there, what follows it
 EDITS = [
     ("core/observations.py", "    weights: bool = False\n", "    strongest: bool = False\n"),
-    ("core/observations.py", "    weights: ArrayT | None = None\n", "    strongest: Array | None = None\n"),
+    ("core/observations.py", "    weights: ArrayT | None = None\n", "    strongest: ArrayT | None = None\n"),
     (
         "core/observations.py",
         "OBSERVATIONS: dict[str, Observation] = {\n",

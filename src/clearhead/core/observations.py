@@ -105,7 +105,7 @@ class Observed(Generic[ArrayT]):
         """The same with every array in NumPy."""
         return self.each(to_numpy)
 
-    def each(self, function: Callable[[Array], Array]) -> Observed[Any]:
+    def each(self, function: Callable[[Any], Any]) -> Observed[Any]:
         """The same with `function` applied to every array that has the call's leading axes."""
         own = dict(vars(self))
         for name, value in own.items():
