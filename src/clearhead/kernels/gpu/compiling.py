@@ -28,9 +28,13 @@ _met: set[Any] = set()
 class Ahead(Launcher):
     """Kernels are compiled and not launched."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[Any] = []
+
     def __call__(self, name: Any, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         """Compile a kernel for these arguments."""
-        kernel.warmup(*args, grid=grid, **options)
+        self.kernels.append(kernel.warmup(*args, grid=grid, **options))
 
 
 def compiled_ahead(call: Any, name: Any, compute: Callable[[], Any]) -> None:
