@@ -1,4 +1,14 @@
-"""Exact scaled dot-product attention that you can see through."""
+"""Exact scaled dot-product attention that you can see through.
+
+- to compute: `attention`, `observe`, `gradients`, `merge`; `set_threads`
+- to see: `trace`, `watch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`
+- to know the cost: `plan`, `profile`, `scaling`
+- masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`, `where`; & | ~
+- positions: `rotary`, `alibi`, `relative_bias`, `sinusoidal`, `Linear`, `Yarn`
+- values: `Observed`, `Partial`, `Plan`, `Trace`, `Seen`, `Call`, `Report`, `Profile`, `Scaling`, `Mask`, `Dropout`
+- errors: `ArgumentError`, `KernelRefused`
+- for PyTorch: `nn`; with the names of textbooks: `clearhead.textbook`
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,13 +21,13 @@ from clearhead.core.masks import causal, documents, global_tokens, lengths, pref
 from clearhead.core.observations import Observed
 from clearhead.core.partial import Partial, merge
 from clearhead.core.positions import Linear, Yarn, alibi, relative_bias, rotary, sinusoidal
-from clearhead.explain.tracing import Trace, trace
 from clearhead.kernels.threads import set_threads
-from clearhead.measure.plans import Plan, plan
 
 if TYPE_CHECKING:
     from clearhead import nn as nn
     from clearhead.doctor import Report, check
+    from clearhead.explain.tracing import Trace, trace
+    from clearhead.measure.plans import Plan, plan
     from clearhead.measure.profiling import Profile, profile
     from clearhead.measure.scales import Scaling, scaling
     from clearhead.plots import (
@@ -90,12 +100,15 @@ __all__ = [
 # What is looked at after the fact is imported when it is first asked for, so that `import clearhead` stays light
 _LATER = {
     "Call": "clearhead.watching.call",
+    "Plan": "clearhead.measure.plans",
     "Profile": "clearhead.measure.profiling",
     "Report": "clearhead.doctor",
     "Scaling": "clearhead.measure.scales",
     "Seen": "clearhead.watching.seen",
+    "Trace": "clearhead.explain.tracing",
     "check": "clearhead.doctor",
     "merge_subwords": "clearhead.watching.words",
+    "plan": "clearhead.measure.plans",
     "plot_attention": "clearhead.plots",
     "plot_bias": "clearhead.plots",
     "plot_entropy": "clearhead.plots",
@@ -106,6 +119,7 @@ _LATER = {
     "plot_scaling": "clearhead.plots",
     "profile": "clearhead.measure.profiling",
     "scaling": "clearhead.measure.scales",
+    "trace": "clearhead.explain.tracing",
     "watch": "clearhead.watching.opening",
 }
 
