@@ -42,7 +42,7 @@ def test_sizes_near_a_row_are_answered_by_it() -> None:
     found = known.known(row._replace(rows=row.rows + 3, queries=row.queries * 4, keys=row.keys * 4), ways)
     assert found is not None
     assert found.rates == known.shipped[row]
-    assert found.source == "measured on H100 and H200"
+    assert found.source == "measured on an NVIDIA H200"
     assert known.known(row, ("nobody",)) is None
     assert Speeds("NVIDIA A100").known(row, ways) is None, "another device"
 

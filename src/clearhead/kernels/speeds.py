@@ -24,7 +24,7 @@ BUDGET = 0.05  # seconds that measuring may add to a call
 LONG = 5e11  # FLOPs of a call that is measured, at most: two milliseconds
 LONGEST = 16384  # positions of such a call; from there on rates are the same
 NEAR = 1.5  # distance of sizes, in powers of two, up to which what was measured here holds
-LISTED = ("H100", "H200")  # GPUs that the shipped table was measured for
+LISTED = ("H100", "H200")  # GPUs that the shipped table, of an H200, is taken for
 MOST = 4096  # rows that are kept on disk
 
 
@@ -92,7 +92,7 @@ class Speeds:
             found = None if here is None else Found(here, f"measured on this {self.device}")
             if found is None:
                 listed = nearest(self.shipped, sizes, ways, math.inf)
-                found = None if listed is None else Found(listed, f"measured on {' and '.join(LISTED)}")
+                found = None if listed is None else Found(listed, "measured on an NVIDIA H200")
             self.answers[asked] = found
         return self.answers[asked]
 

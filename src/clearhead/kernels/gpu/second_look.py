@@ -68,7 +68,7 @@ def look_again(
 
 
 def gathered(call: Call, want: Want, names: list[str], shift: torch.Tensor, inverse: torch.Tensor) -> dict[str, Any]:
-    """What no kernel here gathers: rows of weights, some at a time, are shown to the collectors of `collect.py`."""
+    """What no kernel here gathers: rows of weights, some at a time, shown to the collectors in `kernels/collect.py`."""
     grid = call.grid
     lead = (*grid.batch, grid.heads)
     all_of_them = Gathered(want, Sizes(call.problem.library, torch.float32, lead, grid.queries, grid.keys), names)
