@@ -33,10 +33,10 @@ ROUNDS = 3
 
 def grid() -> Iterator[Sizes]:
     """Sizes that are measured, those that matter most first."""
-    for n in (1024, 4096, 16384, 512, 2048, 256):
+    for n in (1024, 4096, 16384, 512, 2048, 8192, 256):
         for head_dim in (128, 64):
             for causal in (True, False):
-                for rows in (16, 128):
+                for rows in (16, 32, 64, 128):
                     for passes in ("forward", "training"):
                         yield Sizes(passes, causal, head_dim, head_dim, 1, rows, n, n)
     for keys in (1024, 8192, 65536):  # one token after the other
@@ -95,7 +95,7 @@ def measured(sizes: Sizes) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", type=Path, help="write the rows there")
-    parser.add_argument("--seconds", type=float, default=300, help="sizes that would start later are left out")
+    parser.add_argument("--seconds", type=float, default=500, help="sizes that would start later are left out")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("bench: PyTorch has no CUDA device here")

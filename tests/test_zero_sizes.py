@@ -27,6 +27,7 @@ def options(make: Any, batch: tuple[int, ...], heads: int, queries: int, keys: i
     return {
         "nothing": {},
         "mask": {"mask": ch.causal() & ch.lengths(keys), "softcap": 2.0},
+        "documents": {"mask": ch.documents(*(np.zeros((*batch, n), int) for n in (keys, queries))) | ch.window(1)},
         "arrays": {
             "mask": make(np.ones((*batch, 1, queries, keys), bool)),
             "bias": make(np.zeros((heads, queries, keys), np.float32)),

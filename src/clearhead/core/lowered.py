@@ -250,4 +250,4 @@ def in_rows(values: np.ndarray, grid: Grid) -> np.ndarray:
     length = values.shape[-1]
     if math.prod(values.shape[:-1]) == 1:
         return values.reshape(1, length)
-    return np.broadcast_to(values, (*grid.batch, length)).reshape(-1, length)
+    return np.broadcast_to(values, (*grid.batch, length)).reshape(math.prod(grid.batch), length)

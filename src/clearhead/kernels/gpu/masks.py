@@ -137,7 +137,7 @@ def four_axes(array: Array, grid: Grid, on: torch.device) -> torch.Tensor:
     lead = tensor.shape[:-3]
     if all(size == 1 for size in lead):
         return tensor.reshape(1, *tensor.shape[-3:])
-    return tensor.expand(*grid.batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+    return tensor.expand(*grid.batch, *tensor.shape[-3:]).reshape(math.prod(grid.batch), *tensor.shape[-3:])
 
 
 def tiles(prepared: Prepared, grid: Grid, rows: int, columns: int, *, turned: bool = False) -> Lists:

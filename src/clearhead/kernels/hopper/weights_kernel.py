@@ -372,5 +372,5 @@ def lay_out(peaks, totals, levels, shifts, large, queries, skipped, count, each,
     gl.store(shifts + entry, shift)
     gl.store(shifts + entry + N, level)
     gl.store(shifts + entry + 2 * N, correction)
-    if gl.max(gl.where(total > 0, gl.abs(shift), 0.0), 0) > 64:
+    if gl.max(gl.where(total > 0, gl.abs(shift), 0.0), 0) > 32:  # whose rounding is more than that of a weight
         gl.store(large, 1)
