@@ -37,6 +37,10 @@ def attend(
     found |= {name + part: np.zeros(gradients[name], q.dtype) for part, name in names}
     found |= {f"|{name}{part}|": np.zeros(gradients[name], q.dtype) for part, name in names if name in ("dq", "dk")}
     with np.errstate(all="ignore"):
+        if queries > MANY and not full and sinks is None and all(np.isfinite(a).all() for a in (q, k, v, dout)):
+            given = {part: None if dlse is None or not part else dlse[..., None] for part in parts}
+            all_rows(found, q, k, v, dout, given, options["scale"], options.get("softcap"))
+            return found
         for at in np.ndindex(*lead):
             sink = -np.inf if sinks is None else np.broadcast_to(sinks, (*lead, 1))[at][0]
             for i in range(queries):
@@ -51,6 +55,42 @@ def attend(
         if name.startswith("|"):  # the size of what is finite
             found[name] = np.where(np.isfinite(found[name]), found[name], 0.0)
     return found
+
+
+def all_rows(
+    found: dict[str, np.ndarray], q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray,
+    dlse: dict[str, Any], scale: Any, softcap: float | None,
+) -> None:  # fmt: skip
+    """The same for all rows at once, where each sees every key and all numbers are finite."""
+    turned = k.swapaxes(-1, -2)
+    scores = scale * (q @ turned)
+    slopes = np.ones_like(scores)
+    if softcap is not None:
+        slopes = 1 - np.tanh(scores / softcap) ** 2
+        scores = softcap * np.tanh(scores / softcap)
+    peak = scores.max(-1, keepdims=True)
+    exponentials = np.exp(scores - peak)
+    total = exponentials.sum(-1, keepdims=True)
+    weights = exponentials / total
+    dweights = dout @ v.swapaxes(-1, -2)
+    mean = (weights * dweights).sum(-1, keepdims=True)
+    sizes = np.abs(dout) @ np.abs(v).swapaxes(-1, -2)
+    sizes = sizes + (weights * sizes).sum(-1, keepdims=True)
+    found["lse"][...], found["max_score"][...] = (peak + np.log(total))[..., 0], peak[..., 0]
+    found["weights"][...], found["output"][...] = weights, weights @ v
+    found["entropy"][...] = -(weights * np.log(np.where(weights == 0, 1, weights))).sum(-1)
+    for part, of_lse in dlse.items():
+        of_lse = 0.0 if of_lse is None else of_lse
+        dscores = weights * (dweights - mean + of_lse) * slopes
+        terms = np.abs(scale) * weights * (sizes + np.abs(of_lse))
+        for name, left in (("", scale * dscores), ("|", terms)):
+            left_q, left_k = (np.abs(q), np.abs(k)) if name else (q, k)
+            found[f"{name}dq{part}{name}"][...] = left @ left_k
+            found[f"{name}dk{part}{name}"][...] = left.swapaxes(-1, -2) @ left_q
+        found["dv" + part][...] = weights.swapaxes(-1, -2) @ dout
+
+
+MANY = 2048  # rows from which on they are not taken one by one where that makes no difference
 
 
 def one_row(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import borders
+import numpy as np
 import pytest
+import row_by_row
 from cases import Case
 from conformance import INSTRUCTION_SETS, built, whole
 from libraries import LIBRARIES
@@ -54,3 +56,16 @@ def test_the_sizes_of_the_compiled_kernel_divide_one_another() -> None:
 def test_an_instruction_set_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="this machine does not have the instruction set sse9"):
         native.sizes("sse9", False)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_all_rows_at_once_are_those_one_by_one(softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    q, k, v, dout = (rng.standard_normal((2, n, d)) for n, d in ((9, 3), (5, 3), (5, 2), (9, 2)))
+    options = {"scale": 0.7, "softcap": softcap, "dlse": rng.standard_normal((2, 9))}
+    one_by_one = row_by_row.attend(q, k, v, dout, **options)
+    monkeypatch.setattr(row_by_row, "MANY", 1)
+    at_once = row_by_row.attend(q, k, v, dout, **options)
+    assert set(at_once) == set(one_by_one)
+    for name, right in one_by_one.items():
+        np.testing.assert_allclose(at_once[name], right, rtol=1e-12, atol=1e-13, err_msg=name)
