@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from budget import check, expected
 from cases import BY_NAME
 from libraries import CUDA
@@ -171,6 +172,20 @@ def test_gradients_of_sinks() -> None:
     assert torch.isfinite(sinks.grad).all()
 
 
+def test_what_is_chosen_is_right_from_the_first_call_on() -> None:
+    """With gradients, recomputed by a checkpoint, and for a scale that some kernels refuse, in any order."""
+    for length, scale in product((130, 1100), (None, -0.1, 0.0)):
+        given = torch.randn((4, 2, 4, length, 64), device="cuda", dtype=torch.bfloat16)
+        q, k, v, dout = (x.clone().requires_grad_() for x in given.unbind(0))
+        mask = ch.causal()
+        exact = ch.gradients(*(x.detach().double() for x in (q, k, v, dout)), mask=mask, scale=scale, kernel="dense")
+        for _ in range(3):
+            run = partial(ch.attention, mask=mask, scale=scale)
+            output = torch.utils.checkpoint.checkpoint(run, q, k, v, use_reentrant=False)
+            for got, best in zip(torch.autograd.grad(output, (q, k, v), dout), exact, strict=True):
+                assert (got.double() - best).norm() <= 2**-6 * best.norm() + 2**-6
+
+
 # for `test_gpu.py`, which runs them too where there is no pytest
 ALONE = (
     test_the_same_call_gives_the_same_bits,
@@ -184,4 +199,5 @@ ALONE = (
     test_a_mask_prepared_on_one_stream_serves_another,
     test_nothing_to_see,
     test_gradients_are_added_up_in_no_order_only_where_they_may_be,
+    test_what_is_chosen_is_right_from_the_first_call_on,
 )

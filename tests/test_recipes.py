@@ -213,3 +213,55 @@ def test_nodes_have_the_same_numbers_in_cpp() -> None:
 
 def _is_node(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, Node) and value is not Node
+
+
+def made_in_a_function(n: int) -> ch.Mask:
+    @dataclass(frozen=True, eq=False, repr=False)
+    class First(ch.Mask):
+        """The first n keys, n being the function's own."""
+
+        def tile(self, rows: range, columns: range, grid: Grid) -> Any:
+            return np.broadcast_to(np.asarray(columns)[None, :] < n, (len(rows), len(columns)))
+
+    return First()
+
+
+def test_two_classes_of_one_name_are_told_apart_on_the_wire() -> None:
+    two, five = made_in_a_function(2), made_in_a_function(5)
+    for mask in (two, five):
+        again = unpack_mask(pack_mask(mask, [], []), [], [])
+        np.testing.assert_array_equal(again.dense(3, 7), mask.dense(3, 7))
+
+
+@dataclass(frozen=True)  # compared by its fields, which have no hash
+class Either(ch.Mask):
+    """Keys below a number, or below one for each query."""
+
+    below: int | np.ndarray
+    strict: bool = True
+
+    def tile(self, rows: range, columns: range, grid: Grid) -> Any:
+        below = np.broadcast_to(self.below, grid.queries)[list(rows)][:, None]
+        columns = np.asarray(columns)[None, :]
+        return columns < below if self.strict else columns <= below
+
+
+@pytest.mark.parametrize("mask", [Either(4), Either(np.arange(3), strict=False)], ids=["a number", "an array"])
+def test_fields_of_either_kind_come_back_as_they_were(mask: Either) -> None:
+    arrays: list[Any] = []
+    numbers = [17]  # others were there before
+    again = unpack_mask(pack_mask(mask, arrays, numbers), arrays, numbers)
+    np.testing.assert_array_equal(again.dense(3, 7), mask.dense(3, 7))
+    assert again.strict is mask.strict  # type: ignore[attr-defined]
+
+
+def test_a_mask_that_has_no_hash_is_prepared_anew_each_time() -> None:
+    from clearhead.kernels.gpu.cache_key import cache_key_of
+
+    few, many = (pose(*torch.zeros(3, 1, n, 4).unbind(0), mask=Either(np.arange(n))) for n in (8, 600))
+    assert cache_key_of(few) is not None
+    assert cache_key_of(many) is None
+
+
+def test_every_public_name_is_listed() -> None:
+    assert set(ch.__all__) | {"nn"} <= set(dir(ch))

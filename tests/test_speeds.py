@@ -142,7 +142,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Speeds:
     monkeypatch.setattr(module, "speeds_of", lambda device: known)
     monkeypatch.setattr(module, "SHORT", 0.0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
     return known
 
@@ -267,3 +267,125 @@ def test_plan_names_who_gives_gradients_where_they_are_wanted() -> None:
     assert f"\n  gradients     {plan.kernel}\n" in str(plan)
     with torch.no_grad():
         assert ch.plan(q, k, v).gradients is None
+
+
+class Ends:
+    """A kernel with two back ends, as on a GPU; one of them may have no gradients."""
+
+    name = "ends"
+
+    def __init__(self, *without: str) -> None:
+        self.without, self.settled, self.ran = without, [], []
+
+    def rejects(self, problem: Problem) -> str | None:
+        return None
+
+    def run(self, problem: Problem) -> Ran:
+        return dense.run(problem)
+
+    def gradients(self, problem: Problem, *given: Any) -> Any:
+        return dense.gradients(problem, *given)
+
+    def way(self, problem: Problem) -> Any:
+        return SimpleNamespace(kind=problem.grid)
+
+    def ways(self, problem: Problem, passes: str) -> tuple[str, ...]:
+        return "left", "right"
+
+    def calls(self, problem: Problem, passes: str) -> dict[str, Any]:
+        return {name: self.call(name, passes) for name in self.ways(problem, passes)}
+
+    def call(self, name: str, passes: str) -> Any:
+        def call() -> None:
+            self.ran.append(name)
+            if passes == "training" and name in self.without:
+                raise RuntimeError("No available kernel")
+
+        return call
+
+    def settle(self, problem: Problem, passes: str, name: str) -> None:
+        self.settled.append((passes, name))
+
+
+def test_gradients_that_a_table_promises_are_tried_before_they_are_relied_upon(gpu: Speeds) -> None:
+    gpu.learn(module.sizes_of(problem_of(n=7), "training"), {"left": 2.0, "right": 1.0, "other": 0.5})
+    ends, other = Ends("left"), Timed("other", 0.0)
+    assert module.fastest(problem_of(), "training", (ends, other)).way == "right", "by the row beside"
+    assert module.fastest(problem_of(), "training", (Ends("left", "right"), other)).kernel is other
+    assert ends.ran == ["left", "right"]
+    with pytest.raises(ch.KernelRefused, match="none of left, right gives gradients for these sizes"):
+        module.fastest(problem_of(n=9), "training", (Ends("left", "right"),))
+
+
+def test_that_one_refused_is_no_word_about_other_sizes(gpu: Speeds) -> None:
+    sizes = module.sizes_of(problem_of(n=7), "forward")
+    gpu.learn(sizes, {"left": 0.0, "right": 1.0})
+    here, beside = gpu.known(sizes, ("left", "right")), gpu.known(sizes._replace(queries=8), ("left", "right"))
+    assert here is not None
+    assert beside is not None
+    assert (here.rates, beside.rates) == ({"left": 0.0, "right": 1.0}, {"right": 1.0})
+
+
+def test_what_does_not_compile_is_not_taken() -> None:
+    class NoRoom(Exception):  # as Triton's are no RuntimeErrors
+        pass
+
+    def refuses() -> None:
+        raise NoRoom
+
+    assert speeds.measure(LONG, {"refuses": refuses, "runs": lambda: None}, lambda: None)["refuses"] == 0.0
+
+
+def test_a_part_of_arrays_that_are_shared_by_batch_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONG", 3e4)
+    problem = pose(torch.randn(4, 8, 2, 6, 4), *torch.randn(2, 4, 1, 2, 6, 4).unbind(0))
+    part = module.shortened(problem, module.sizes_of(problem, "forward"))
+    assert part.grid.batch == (26,)
+    assert torch.equal(part.q, problem.q.reshape(32, 2, 6, 4)[:26])
+    assert torch.equal(part.k, problem.k.expand(4, 8, 2, 6, 4).reshape(32, 2, 6, 4)[:26])
+
+
+def test_what_was_chosen_is_settled_again_and_another_sign_of_the_scale_is_another_kind(
+    gpu: Speeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, positive = Ends(), Timed("positive", 0.0)
+    monkeypatch.setattr(positive, "rejects", lambda problem: None if problem.scale > 0 else "scale is not above 0")
+    monkeypatch.setattr(chooser, "ON_GPU", (ends, positive))
+    monkeypatch.setattr(chooser, "vendor", ends)
+    monkeypatch.setattr(chooser, "on_gpu", lambda problem: True)
+    monkeypatch.setattr(chooser, "_quickest", {})
+    gpu.learn(module.sizes_of(problem_of(), "forward"), {"left": 1.0, "right": 2.0, "positive": 3.0})
+    assert chooser.choose(problem_of()) is positive
+    assert chooser.choose(problem_of(scale=-0.5)) is ends, "which the faster one refuses"
+    assert not ends.settled
+    gpu.learn(module.sizes_of(problem_of(), "forward"), {"positive": 0.5})
+    chooser._quickest.clear()
+    for _ in range(2):
+        assert chooser.choose(problem_of()) is ends
+    assert ends.settled == [("forward", "right")] * 2, "also after others had to make room"
+
+
+def test_threads_read_while_another_learns(gpu: Speeds) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def learn(n: int) -> None:
+        gpu.learn(LONG._replace(rows=n + 1), {"a": 1.0, "b": 2.0})
+        assert gpu.known(LONG._replace(rows=n + 1), ("a", "b")) is not None
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(learn, range(40)))
+
+
+def test_who_has_no_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert speeds.cache_file() is None
+    Speeds("x", None).learn(LONG, {"a": 1.0})
+
+
+def test_a_file_that_is_no_table_is_written_anew(tmp_path: Path) -> None:
+    file = tmp_path / "speeds.json"
+    file.write_text("[]")
+    Speeds("x", file).learn(LONG, {"a": 1.0})
+    assert "x" in json.loads(file.read_text())

@@ -132,3 +132,6 @@ if not TYPE_CHECKING:  # who checks types has the names from above, and is told 
         if name in _LATER:
             return getattr(import_module(_LATER[name]), name)
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, "nn"})

@@ -20,7 +20,7 @@ Tile: TypeAlias = "bool | Array"
 class Mask:
     """Which queries may attend to which keys. Ask it for a tile, a picture, or the reason for one pair.
 
-    A mask is a frozen dataclass: its class and its fields say it all. Fields are whole numbers, words, None, arrays,
+    A mask is a dataclass, frozen and with `eq=False`: its class and its fields say it all. Fields are whole numbers, words, None, arrays,
     alignments and masks, and by them a mask is sent to PyTorch's compiler, and known again in the next call.
     """
 
@@ -28,11 +28,16 @@ class Mask:
     wire: str = ""
     # The classes that can be read back from there
     by_wire: ClassVar[dict[str, type[Mask]]] = {}
+    # whether a place there is one of numbers or of arrays by the type of its field, or says so itself
+    positional: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        cls.positional = cls.__module__.startswith("clearhead.core.")
         if "wire" not in vars(cls):
             cls.wire = f"{cls.__module__}.{cls.__qualname__}"
+            if cls.wire in Mask.by_wire:  # as a class that a function makes anew
+                cls.wire += f"#{sum(name.startswith(cls.wire) for name in Mask.by_wire)}"
         Mask.by_wire[cls.wire] = cls
 
     # `array & mask` must come to __rand__ and not be tried element by element

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clearhead.core.arrays import Array, is_torch
 from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.problem import Problem
 from clearhead.kernels.compiled import compiled
@@ -17,10 +16,16 @@ from clearhead.kernels.tiled import tiled
 from clearhead.kernels.triton import triton
 from clearhead.kernels.vendor import vendor
 
+if TYPE_CHECKING:
+    from clearhead.kernels.fastest import Choice
+
 # kernels for GPUs, in the order that they are taken where nothing is measured
 ON_GPU: tuple[Kernel, ...] = (vendor, hopper, triton)
 
 KERNELS: tuple[Kernel, ...] = (compiled, *ON_GPU, tiled, dense)
+
+# for arrays of a library, the kernel that may see at a glance that a call without options is for it
+AT_ONCE: dict[str, AtOnce] = {"numpy": dense, "torch": vendor}
 
 # Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
 # (`make bench`).
@@ -49,12 +54,6 @@ def scores(problem: Problem) -> int:
 def on_gpu(problem: Problem) -> bool:
     """True for PyTorch tensors on a CUDA device."""
     return problem.library.name == "torch" and problem.q.device.type == "cuda"
-
-
-def at_once(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
-    """The output of a call without options by the kernel that sees at a glance that it is for it; None for others."""
-    kernel: AtOnce = vendor if is_torch(q) else dense
-    return kernel.at_once(q, k, v, mask, scale)
 
 
 def choose(problem: Problem, name: str | None = None) -> Kernel:
@@ -91,27 +90,25 @@ def choose_gradients(problem: Problem, ran: Kernel, name: str | None = None) -> 
 
 def quickest(problem: Problem) -> Kernel:
     """The fastest of the kernels that take a problem which the vendor's take too; remembered for all of its kind."""
-    passes = passes_of(problem)
-    key = (vendor.way(problem).kind, passes)
-    kernel = _quickest.get(key)
-    if kernel is None:
+    passes, usual = passes_of(problem), problem.scale > 0  # of other scales less is known
+    key = (vendor.way(problem).kind, passes, usual)
+    choice = _quickest.get(key)
+    if choice is None:
         from clearhead.kernels.fastest import fastest  # reads files: for who has a GPU
 
-        able = tuple(kernel for kernel in ON_GPU if takes(kernel, problem, passes))
-        choice = fastest(problem, passes, able)
-        kernel = choice.kernel
-        if choice.found is None and len(able) > 1:  # nothing could be measured now
-            return kernel
+        choice = fastest(problem, passes, tuple(kernel for kernel in ON_GPU if takes(kernel, problem, passes)))
+        if not choice.sure:
+            return choice.kernel
         if len(_quickest) >= MOST:
             _quickest.clear()
-        _quickest[key] = kernel
-        if isinstance(kernel, Several):
-            kernel.settle(problem, passes, choice.way)
-    return kernel
+        _quickest[key] = choice
+    if usual and isinstance(choice.kernel, Several):
+        choice.kernel.settle(problem, passes, choice.way)
+    return choice.kernel
 
 
 MOST = 1024
-_quickest: dict[Any, Kernel] = {}
+_quickest: dict[Any, Choice] = {}
 
 
 def takes(kernel: Kernel, problem: Problem, passes: Passes) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 from clearhead.core.errors import KernelRefused
@@ -17,30 +16,57 @@ SHORT = 2e10  # FLOPs up to which launching takes longer than computing, and a k
 
 
 class Choice(NamedTuple):
-    """A kernel, which way of it, and the rates by which it was chosen; None where nothing was measured."""
+    """A kernel, which way of it, and the rates by which it was chosen; None where there are none."""
 
     kernel: Kernel
     way: str
     found: Found | None
+    sure: bool = True  # False where it could not be measured now, and may be another time
 
 
 def fastest(problem: Problem, passes: Passes, kernels: tuple[Kernel, ...]) -> Choice:
     """The fastest of these kernels, all of which take the problem; the first where nothing can be measured now."""
-    offered = {way: kernel for kernel in kernels for way in ways(kernel, problem, passes)}
-    first = next(iter(offered))
-    if len(offered) == 1:
-        return Choice(offered[first], first, None)
     known, sizes = speeds_of(problem.q.device), sizes_of(problem, passes)
-    found = known.known(sizes, tuple(offered))
-    if found is None and not sys.modules["torch"].cuda.is_current_stream_capturing():
-        known.learn(sizes, measured(problem, passes, sizes, kernels))
+    others: tuple[Kernel, ...] = ()
+    if sizes.work < SHORT and not known.shipped:  # the others would have to be compiled for a call that is short
+        kernels, others = kernels[:1], kernels[1:]
+    offered = {way: kernel for kernel in kernels for way in ways(kernel, problem, passes)}
+    capturing = is_capturing(problem)
+    found = known.known(sizes, tuple(offered)) if len(offered) > 1 else None
+    if found is None and len(offered) > 1 and not capturing:
+        known.learn(sizes, measured(problem, passes, kernels))
         found = known.known(sizes, tuple(offered))
-    if found is None:
-        return Choice(offered[first], first, None)
-    way = max(found.rates, key=lambda name: found.rates[name])
-    if not found.rates[way]:
-        raise KernelRefused(offered[first].name, f"none of {', '.join(offered)} has gradients for these sizes")
-    return Choice(offered[way], way, found)
+    rates = {} if found is None else found.rates
+    # fastest first; then those of which nothing is known, in order; what refused to run is left out
+    order = sorted((way for way in offered if rates.get(way, 1.0)), key=lambda way: -rates.get(way, 0.0))
+    for way in order:
+        if capturing or passes == "forward" or runs(offered[way], way, problem):
+            return Choice(offered[way], way, found, found is not None or len(offered) == 1)
+    for kernel in others:
+        return Choice(kernel, ways(kernel, problem, passes)[0], found)
+    raise KernelRefused(kernels[0].name, f"none of {', '.join(offered)} gives gradients for these sizes")
+
+
+def is_capturing(problem: Problem) -> bool:
+    """True while a CUDA graph is captured on the problem's device."""
+    torch = sys.modules["torch"]
+    with torch.cuda.device(problem.q.device):
+        return bool(torch.cuda.is_current_stream_capturing())
+
+
+def runs(kernel: Kernel, way: str, problem: Problem) -> bool:
+    """True unless a back end refuses gradients, which it is not asked when it says what it takes."""
+    if not isinstance(kernel, Several):
+        return True
+    torch = sys.modules["torch"]
+    try:
+        with torch.cuda.device(problem.q.device), torch.no_grad():
+            kernel.calls(problem, "training")[way]()
+    except (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)):
+        raise
+    except RuntimeError:
+        return False
+    return True
 
 
 def ways(kernel: Kernel, problem: Problem, passes: Passes) -> tuple[str, ...]:
@@ -69,16 +95,11 @@ def sizes_of(problem: Problem, passes: Passes) -> Sizes:
     )
 
 
-def measured(problem: Problem, passes: Passes, sizes: Sizes, kernels: tuple[Kernel, ...]) -> dict[str, float]:
-    """The rates of all ways, measured on the problem or a part of it that takes a few milliseconds.
-
-    Of a short problem only the first kernel is asked: the others would have to be compiled for it.
-    """
+def measured(problem: Problem, passes: Passes, kernels: tuple[Kernel, ...]) -> dict[str, float]:
+    """The rates of all ways, measured on the problem or a part of it that takes a few milliseconds."""
     torch = sys.modules["torch"]
-    kernels = kernels[:1] if sizes.work < SHORT else kernels
-    device = problem.q.device
-    with torch.cuda.device(device), torch.no_grad():
-        part = shortened(problem, sizes)
+    with torch.cuda.device(problem.q.device), torch.no_grad():
+        part = shortened(problem, sizes_of(problem, passes))
         whole = part is problem
         part = part.to_be_differentiated() if passes == "training" else part
         calls: dict[str, Callable[[], Any]] = {}
@@ -86,7 +107,7 @@ def measured(problem: Problem, passes: Passes, sizes: Sizes, kernels: tuple[Kern
             if whole or kernel.rejects(part) is None:
                 several = isinstance(kernel, Several)
                 calls |= cast(Several, kernel).calls(part, passes) if several else {kernel.name: timed(kernel, part)}
-        return measure(sizes_of(part, passes), calls, partial(torch.cuda.synchronize, device))
+        return measure(sizes_of(part, passes), calls, torch.cuda.current_stream().synchronize)
 
 
 def timed(kernel: Kernel, problem: Problem) -> Callable[[], Any]:
@@ -112,6 +133,7 @@ def shortened(problem: Problem, sizes: Sizes) -> Problem:
     key_heads = max(1, min(problem.key_heads, rows // sizes.group))
     heads = key_heads * sizes.group
     batch = max(1, rows // heads)
-    q, k, v = (a.reshape(-1, *a.shape[-3:])[:batch] for a in (q, k, v))
+    full = problem.grid.batch
+    q, k, v = (a.expand(*full, *a.shape[-3:]).reshape(-1, *a.shape[-3:])[:batch] for a in (q, k, v))
     q, k, v = q[:, :heads, :queries], k[:, :key_heads, :keys], v[:, :key_heads, :keys]
     return pose(q, k, v, mask=problem.mask, scale=problem.scale)

@@ -10,9 +10,11 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,32 +87,38 @@ class Speeds:
     def known(self, sizes: Sizes, ways: tuple[str, ...]) -> Found | None:
         """The rates of these ways for such sizes, as they were measured; None where they were not."""
         asked = (sizes, ways)
-        if asked not in self.answers:
-            if len(self.answers) >= MOST:
-                self.answers.clear()
-            here = nearest(self.measured, sizes, ways, NEAR)
-            found = None if here is None else Found(here, f"measured on this {self.device}")
-            if found is None:
-                listed = nearest(self.shipped, sizes, ways, math.inf)
-                found = None if listed is None else Found(listed, "measured on an NVIDIA H200")
-            self.answers[asked] = found
-        return self.answers[asked]
+        if asked in self.answers:
+            return self.answers.get(asked)
+        here = nearest(self.measured, sizes, ways, NEAR)
+        found = None if here is None else Found(here, f"measured on this {self.device}")
+        if found is None:
+            listed = nearest(self.shipped, sizes, ways, math.inf)
+            found = None if listed is None else Found(listed, "measured on an NVIDIA H200")
+        if len(self.answers) >= MOST:
+            self.answers = {}
+        self.answers[asked] = found
+        return found
 
     def learn(self, sizes: Sizes, rates: Rates) -> None:
         """Take in what was measured, and leave it on disk for the next process."""
-        self.measured[sizes] = {**self.measured.get(sizes, {}), **rates}
-        self.answers.clear()
+        # a new table: other threads may be reading the old one
+        self.measured = {**self.measured, sizes: {**self.measured.get(sizes, {}), **rates}}
+        self.answers = {}
         if self.file is not None:
             write(self.file, self.device, self.measured)
 
 
 def nearest(rows: Mapping[Sizes, Rates], sizes: Sizes, ways: tuple[str, ...], most: float) -> Rates | None:
-    """The rates of the row that is nearest among those that know one of the ways; None where that is too far."""
-    near = [(sizes.distance(other), known) for other, known in rows.items() if any(way in known for way in ways)]
+    """The rates of the row that is nearest among those that know one of the ways; None where that is too far.
+
+    That a way refused to run is known of the very sizes alone.
+    """
+    near = [(sizes.distance(other), known) for other, known in rows.items() if any(known.get(way) for way in ways)]
     far, rates = min(near, key=lambda row: row[0], default=(math.inf, {}))
+    rates = rows.get(sizes) or rates
     if math.isinf(far) or far > most:
         return None
-    return {way: rates[way] for way in ways if way in rates}
+    return {way: rates[way] for way in ways if way in rates and (rates[way] or not far)}
 
 
 @cache
@@ -124,18 +132,24 @@ def rows_of(entries: list[dict[str, Any]]) -> dict[Sizes, Rates]:
     return {Sizes(**{name: entry[name] for name in Sizes._fields}): entry["rates"] for entry in entries}
 
 
-def cache_file() -> Path:
-    """Where rates are kept: beside what Triton compiled."""
-    home = (
-        os.environ.get("TRITON_CACHE_DIR") or Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
-    )
-    return Path(home) / "clearhead-speeds.json"
+def cache_file() -> Path | None:
+    """Where rates are kept: beside what Triton compiled; None for who has no home."""
+    given = os.environ.get("TRITON_CACHE_DIR")
+    if given:
+        return Path(given) / "clearhead-speeds.json"
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+    return None if home == "~" else Path(home) / ".triton" / "cache" / "clearhead-speeds.json"
 
 
 def versions() -> str:
     """What rates depend on besides the device."""
-    torch = sys.modules["torch"]
-    return f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
+    torch, ours = sys.modules["torch"], sys.modules["clearhead"]
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = "none"
+    cudnn = torch.backends.cudnn.version()
+    return f"torch {torch.__version__}, cuDNN {cudnn}, triton {triton}, clearhead {ours.__version__}"
 
 
 def read(file: Path, device: str) -> dict[Sizes, Rates]:
@@ -153,6 +167,8 @@ def write(file: Path, device: str, rows: Mapping[Sizes, Rates]) -> None:
         known = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         known = {}
+    if not isinstance(known, dict):
+        known = {}
     latest = list(rows.items())[-MOST:]
     entries = [
         {**sizes._asdict(), "rates": {way: round(rate, 3) for way, rate in rates.items()}} for sizes, rates in latest
@@ -160,9 +176,10 @@ def write(file: Path, device: str, rows: Mapping[Sizes, Rates]) -> None:
     known[device] = {"versions": versions(), "rows": entries}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")  # who reads meanwhile finds the old rows or the new ones
-        part.write_text(json.dumps(known), encoding="utf-8")
-        part.replace(file)
+        number, part = tempfile.mkstemp(dir=file.parent)  # who reads meanwhile finds the old rows or the new ones
+        with open(number, "w", encoding="utf-8") as opened:
+            opened.write(json.dumps(known))
+        os.replace(part, file)
     except OSError:
         pass
 
@@ -186,7 +203,7 @@ def measure(sizes: Sizes, calls: Mapping[str, Callable[[], Any]], synchronize: C
             synchronize()
         except (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)):
             raise
-        except RuntimeError:  # gradients are not asked for when a back end says what it takes
+        except Exception:  # gradients are not asked for when a back end says what it takes; a kernel may not compile
             continue
         able[way] = call
     times: dict[str, float] = dict.fromkeys(able, math.inf)

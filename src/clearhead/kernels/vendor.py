@@ -46,6 +46,8 @@ class Vendor:
         self.known: dict[Any, Way] = {}
         # the back end of each kind, for its output alone and with gradients, once it was found the fastest of all
         self.settled: dict[tuple[Any, Passes], str] = {}
+        # the same where it was asked for by name, and is the fastest of its own
+        self.picked: dict[tuple[Any, Passes], str] = {}
 
     def rejects(self, problem: Problem) -> str | None:
         """Why it cannot take a problem."""
@@ -75,7 +77,7 @@ class Vendor:
         if name is None or way is None or not q.ndim == k.ndim == v.ndim == 4:
             return None
         scale = default_scale(q) if scale is None else scale
-        if not math.isfinite(scale) or not q.shape[0] == k.shape[0] == v.shape[0]:
+        if not 0 < scale < math.inf or not q.shape[0] == k.shape[0] == v.shape[0]:
             return None
         output: Array = FORWARD[name](q, k, v, way.causal, scale)[0]
         return output
@@ -156,18 +158,23 @@ class Vendor:
             if len(self.known) >= KINDS:
                 self.known.clear()
                 self.settled.clear()
+                self.picked.clear()
             way = self.known[key] = Way(reason, causal, able, key)
         return way
 
     def pick(self, problem: Problem) -> str:
         """Of the back ends that are able the fastest for sizes like these."""
         passes: Passes = "training" if problem.differentiated else "forward"
-        settled = self.settled.get((self.way(problem).kind, passes))
-        if settled is not None:
-            return settled
-        from clearhead.kernels.fastest import fastest  # reads files: for who has a GPU
+        key = (self.way(problem).kind, passes)
+        name = self.settled.get(key) or self.picked.get(key)
+        if name is None:
+            from clearhead.kernels.fastest import fastest  # reads files: for who has a GPU
 
-        return fastest(problem, passes, (self,)).way
+            choice = fastest(problem, passes, (self,))
+            name = choice.way
+            if choice.sure:
+                self.picked[key] = name
+        return name
 
 
 def kind(q: Array, k: Array, v: Array, mask: Mask | None) -> Any:

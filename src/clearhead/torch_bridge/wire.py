@@ -74,11 +74,13 @@ def pack_field(value: Any, mask: Mask, arrays: list[Array], numbers: list[int]) 
         return pack_alignment(value, arrays)
     if isinstance(value, str):
         return f'"{value}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, int):
-        return count(value, numbers)
+        return count(value, numbers) if mask.positional else f'{{"number":{count(value, numbers)}}}'
     if not hasattr(value, "dtype"):
         raise cannot_be_traced(mask)
-    return put(value, arrays)
+    return put(value, arrays) if mask.positional else f'{{"array":{put(value, arrays)}}}'
 
 
 def cannot_be_traced(mask: Mask) -> ArgumentError:
@@ -126,13 +128,17 @@ def unpack_mask(text: str, arrays: list[Array], numbers: list[int]) -> Mask:
             return None
         if isinstance(part, list):
             return read(part)
+        if isinstance(part, bool):
+            return part
+        if isinstance(part, dict) and "number" in part:
+            return numbers[part["number"]]
         if "Alignment" in words:
             return unpack_alignment(part, arrays)
         if isinstance(part, str):
             return part
-        if "int" in words:
+        if "int" in words and not isinstance(part, dict):
             return numbers[part]
-        array = arrays[part]
+        array = arrays[part["array"] if isinstance(part, dict) else part]
         return settled(admit("mask", array)) if dtype_name(array) == "bool" else whole_numbers("mask", array)
 
     return read(json.loads(text))

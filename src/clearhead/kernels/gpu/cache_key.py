@@ -101,6 +101,8 @@ class CacheKey:
         self.numbers_alone = False
         if array.nbytes <= SMALL:
             return (array.shape, array.dtype.char, array.tobytes())
+        if getattr(type(owner), "__hash__", None) is not object.__hash__:  # it is known by its fields, arrays too
+            raise Unlike
         self.owners.append(weakref.ref(owner))
         self.arrays.append(array)
         return self.owners[-1]
