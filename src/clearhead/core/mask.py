@@ -20,8 +20,9 @@ Tile: TypeAlias = "bool | Array"
 class Mask:
     """Which queries may attend to which keys. Ask it for a tile, a picture, or the reason for one pair.
 
-    A mask is a dataclass, frozen and with `eq=False`: its class and its fields say it all. Fields are whole numbers, words, None, arrays,
-    alignments and masks, and by them a mask is sent to PyTorch's compiler, and known again in the next call.
+    A mask is a dataclass, frozen and with `eq=False`: its class and its fields say it all. Fields are whole numbers,
+    words, None, arrays, alignments and masks, and by them a mask is sent to PyTorch's compiler, and known again in the
+    next call.
     """
 
     # Its name in wire form; a class without one goes by its full name
