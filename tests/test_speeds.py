@@ -103,12 +103,16 @@ def test_measuring_ends_within_its_budget_and_finds_the_faster(monkeypatch: pyte
     def full() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    slow, quick = (lambda: time.sleep(0.004)), (lambda: time.sleep(0.001))
-    start = time.perf_counter()
-    rates = speeds.measure(LONG, {"slow": slow, "quick": quick, "refuses": refuses}, lambda: None)
-    took = time.perf_counter() - start
-    assert rates["quick"] > rates["slow"] > rates["refuses"] == 0.0
-    assert took < speeds.BUDGET + 2 * speeds.REPEATS * 0.006 + 0.05
+    now = [0.0]  # seconds by a clock that only calls move
+
+    def takes(seconds: float) -> Any:
+        return lambda: now.__setitem__(0, now[0] + seconds)
+
+    monkeypatch.setattr(speeds, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    calls = {"slow": takes(0.004), "quick": takes(0.001), "refuses": refuses}
+    rates = speeds.measure(LONG, calls, lambda: None)
+    assert rates == pytest.approx({"slow": LONG.work / 4e9, "quick": LONG.work / 1e9, "refuses": 0.0})
+    assert now[0] < 0.005 + speeds.BUDGET + speeds.REPEATS * 0.004, "once each to start with, and then the budget"
     with pytest.raises(torch.OutOfMemoryError):
         speeds.measure(LONG, {"full": full}, lambda: None)
 
