@@ -148,7 +148,7 @@ def choice(bench: Bench) -> None:
 
 
 def trained(call: Call, inputs: tuple[torch.Tensor, ...], dout: torch.Tensor) -> object:
-    return torch.autograd.grad(call(), inputs, dout)  # type: ignore[call-overload]
+    return torch.autograd.grad(call(), inputs, dout)  # type: ignore[call-overload]  # a call gives a tensor
 
 
 def forward(bench: Bench) -> None:

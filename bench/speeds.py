@@ -24,7 +24,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
 import clearhead as ch
-from clearhead.kernels.speeds import FEW, Sizes
+from clearhead.kernels.gpu.tuning import FEW
+from clearhead.kernels.speeds import Sizes
 
 BACK_ENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 LONGEST = 1.5e13  # FLOPs of a call, at most

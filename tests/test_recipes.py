@@ -252,7 +252,7 @@ def test_fields_of_either_kind_come_back_as_they_were(mask: Either) -> None:
     numbers = [17]  # others were there before
     again = unpack_mask(pack_mask(mask, arrays, numbers), arrays, numbers)
     np.testing.assert_array_equal(again.dense(3, 7), mask.dense(3, 7))
-    assert again.strict is mask.strict  # type: ignore[attr-defined]
+    assert again.strict is mask.strict  # type: ignore[attr-defined]  # which is no part of every mask
 
 
 def test_a_mask_that_has_no_hash_is_prepared_anew_each_time() -> None:

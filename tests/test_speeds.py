@@ -237,7 +237,8 @@ def test_what_another_kernel_ran_is_differentiated_by_the_one_that_can(monkeypat
 
 def test_plan_shows_the_figures_it_chose_by(gpu: Speeds, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, quick = Timed("slow", 0.004), Timed("quick", 0.0)
-    quick.way = lambda problem: SimpleNamespace(kind=None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(quick, "way", lambda problem: SimpleNamespace(kind=None), raising=False)
+    monkeypatch.setattr(quick, "settle", lambda *given: None, raising=False)
     monkeypatch.setattr(chooser, "KERNELS", (quick, slow, *chooser.KERNELS))
     monkeypatch.setattr(chooser, "ON_GPU", (quick, slow))
     monkeypatch.setattr(chooser, "vendor", quick)
@@ -393,3 +394,9 @@ def test_a_file_that_is_no_table_is_written_anew(tmp_path: Path) -> None:
     file.write_text("[]")
     Speeds("x", file).learn(LONG, {"a": 1.0})
     assert "x" in json.loads(file.read_text())
+
+
+def test_where_there_is_no_room_to_try_gradients_they_are_not_refused(gpu: Speeds) -> None:
+    ends = Ends()
+    ends.call = lambda name, passes: lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))
+    assert module.runs(ends, "left", problem_of())

@@ -18,6 +18,7 @@ from clearhead.core.partial import keys_share
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
 from clearhead.kernels.choose import AT_ONCE, choose, choose_gradients
+from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense
 from clearhead.torch_bridge import autograd
 
@@ -63,7 +64,8 @@ def attention(
     float32. A wrong argument raises `ArgumentError`, a `ValueError`, before anything is computed.
     """
     plain = bias is None and softcap is None and sinks is None and dropout is None
-    if plain and kernel is None and type(q) is type(k) is type(v) is np.ndarray:  # type: ignore[comparison-overlap]
+    quick = False
+    if plain and kernel is None and type(q) is type(k) is type(v) is np.ndarray:  # type: ignore[comparison-overlap]  # q is of any library
         output = AT_ONCE["numpy"].at_once(q, k, v, mask, scale)
         if output is not None:
             return output
@@ -81,17 +83,17 @@ def attention(
             return autograd.hand_over(
                 attention, (q, k, v), (mask, bias, sinks), **options, dropout=dropout, kernel=kernel
             )
-        if plain and kernel is None and q.is_cuda and lies_plainly(q, k, v):  # type: ignore[attr-defined]
-            output = AT_ONCE["torch"].at_once(q, k, v, mask, scale)
-            if output is not None:
-                return output
+        quick = plain and kernel is None and q.is_cuda and lies_plainly(q, k, v)  # type: ignore[attr-defined]  # q is a tensor
+        output = AT_ONCE["torch"].at_once(q, k, v, mask, scale) if quick else None
+        if output is not None:
+            return output
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    if plain and kernel is None and problem.library.name == "torch" and problem.q.is_cuda and lies_plainly(q, k, v):
-        choose(problem)  # which may find what later calls of this kind are computed by at once, and so is this one
+    chosen = choose(problem, kernel)
+    if quick and chosen is AT_ONCE["torch"]:  # by what later calls of this kind are computed by, now that it is found
         output = AT_ONCE["torch"].at_once(q, k, v, mask, scale)
         if output is not None:
             return output
-    return problem.restore(_run(problem, kernel).output)
+    return problem.restore(_run(chosen, problem, kernel).output)
 
 
 def observe(
@@ -140,7 +142,7 @@ def observe(
     problem = pose(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, want=asked
     )  # fmt: skip
-    observed = _run(problem, kernel)
+    observed = _run(choose(problem, kernel), problem, kernel)
     if problem.sinks is not None:
         observed = replace(observed, share=keys_share(problem.library, problem.sinks, observed.lse))
     return observed.each(problem.restore) if problem.headless else observed
@@ -192,8 +194,7 @@ def gradients(
     return dq, dk, dv
 
 
-def _run(problem: Problem, name: str | None) -> Observed:
-    kernel = choose(problem, name)
+def _run(kernel: Kernel, problem: Problem, name: str | None) -> Observed:
     if not autograd.wanted(problem):
         return kernel.run(problem).observed
     if kernel is dense:  # the formula is made of differentiable steps; every other kernel brings a backward of its own

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.problem import Problem
 from clearhead.kernels.compiled import compiled
-from clearhead.kernels.contract import AtOnce, Kernel, Passes, Several, rejects_gradients
+from clearhead.kernels.contract import AtOnce, Kernel, Passes, rejects_gradients
 from clearhead.kernels.dense import SMALL_NUMPY, dense
 from clearhead.kernels.hopper import hopper
 from clearhead.kernels.tiled import tiled
@@ -30,6 +30,10 @@ AT_ONCE: dict[str, AtOnce] = {"numpy": dense, "torch": vendor}
 # Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
 # (`make bench`).
 SMALL = 256 * 1024
+
+# what was found the fastest, of so many kinds of problems at most
+MOST = 1024
+_quickest: dict[Any, Choice] = {}
 
 
 def preference(problem: Problem) -> tuple[Kernel, ...]:
@@ -67,12 +71,17 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
         if reason is not None:
             raise KernelRefused(name, reason)
         return kernel
+    return best(problem) or compare(problem)[0]  # which says why there is none
+
+
+def best(problem: Problem) -> Kernel | None:
+    """The fastest on a GPU, where it was measured; else the first that does not refuse, if there is one."""
     if on_gpu(problem) and vendor.rejects(problem) is None:
         return quickest(problem)
     for kernel in preference(problem):
         if kernel.rejects(problem) is None:
             return kernel
-    return compare(problem)[0]  # which says why there is none
+    return None
 
 
 def choose_gradients(problem: Problem, ran: Kernel, name: str | None = None) -> Kernel:
@@ -102,13 +111,9 @@ def quickest(problem: Problem) -> Kernel:
         if len(_quickest) >= MOST:
             _quickest.clear()
         _quickest[key] = choice
-    if usual and isinstance(choice.kernel, Several):
-        choice.kernel.settle(problem, passes, choice.way)
+    if usual and choice.kernel is vendor:
+        vendor.settle(problem, passes, choice.way)
     return choice.kernel
-
-
-MOST = 1024
-_quickest: dict[Any, Choice] = {}
 
 
 def takes(kernel: Kernel, problem: Problem, passes: Passes) -> bool:
@@ -127,7 +132,7 @@ def compare(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str
     if name is not None:
         kernel = choose(problem, name)
         return kernel, {other.name: f"{name!r} was asked for" for other in KERNELS if other is not kernel}
-    chosen = _first(problem)
+    chosen = best(problem)
     others: dict[str, str] = {}
     for kernel in preference(problem):
         reason = kernel.rejects(problem)
@@ -139,12 +144,6 @@ def compare(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str
     if chosen is None:
         raise KernelRefused("any", "; ".join(f"{name}: {reason}" for name, reason in others.items()))
     return chosen, others
-
-
-def _first(problem: Problem) -> Kernel | None:
-    if on_gpu(problem) and vendor.rejects(problem) is None:
-        return quickest(problem)
-    return next((kernel for kernel in preference(problem) if kernel.rejects(problem) is None), None)
 
 
 def because(kernel: Kernel, other: Kernel, problem: Problem) -> str:

@@ -62,16 +62,14 @@ class Kernel(Protocol):
         """
 
 
-@runtime_checkable
-class RefusesGradients(Protocol):
+class RefusesGradients(Kernel, Protocol):
     """A kernel that does not give gradients of all that it runs."""
 
     def rejects_gradients(self, problem: Problem) -> str | None:
         """Why `gradients` does not take this problem, in words, whichever kernel ran it; None where it does."""
 
 
-@runtime_checkable
-class AtOnce(Protocol):
+class AtOnce(Kernel, Protocol):
     """A kernel with a short way for calls without options, taken before anything is checked."""
 
     def at_once(self, q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
@@ -88,10 +86,9 @@ class Several(Protocol):
     def calls(self, problem: Problem, passes: Passes) -> dict[str, Callable[[], Any]]:
         """Each as it would be called, to be timed."""
 
-    def settle(self, problem: Problem, passes: Passes, name: str) -> None:
-        """Take this one for all problems alike."""
-
 
 def rejects_gradients(kernel: Kernel, problem: Problem) -> str | None:
     """Why a kernel does not give gradients of this problem."""
-    return kernel.rejects_gradients(problem) if isinstance(kernel, RefusesGradients) else kernel.rejects(problem)
+    # by its name: asking whether it is a `RefusesGradients` takes longer than the rest
+    refuse: Callable[[Problem], str | None] = getattr(kernel, "rejects_gradients", kernel.rejects)
+    return refuse(problem)

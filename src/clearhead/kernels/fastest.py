@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from clearhead.core.errors import KernelRefused
 from clearhead.core.problem import Problem, pose
@@ -62,7 +62,9 @@ def runs(kernel: Kernel, way: str, problem: Problem) -> bool:
     try:
         with torch.cuda.device(problem.q.device), torch.no_grad():
             kernel.calls(problem, "training")[way]()
-    except (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)):
+    except torch.OutOfMemoryError:  # there is no room to try it now
+        return True
+    except getattr(torch, "AcceleratorError", ()):
         raise
     except RuntimeError:
         return False
@@ -105,8 +107,9 @@ def measured(problem: Problem, passes: Passes, kernels: tuple[Kernel, ...]) -> d
         calls: dict[str, Callable[[], Any]] = {}
         for kernel in kernels:
             if whole or kernel.rejects(part) is None:
-                several = isinstance(kernel, Several)
-                calls |= cast(Several, kernel).calls(part, passes) if several else {kernel.name: timed(kernel, part)}
+                calls |= (
+                    kernel.calls(part, passes) if isinstance(kernel, Several) else {kernel.name: timed(kernel, part)}
+                )
         return measure(sizes_of(part, passes), calls, torch.cuda.current_stream().synchronize)
 
 
@@ -123,13 +126,12 @@ def timed(kernel: Kernel, problem: Problem) -> Callable[[], Any]:
 
 def shortened(problem: Problem, sizes: Sizes) -> Problem:
     """A problem of fewer positions, batch rows and heads, whose rates are the same; itself where it is short."""
-    most = LONG
-    if sizes.work <= most and max(sizes.queries, sizes.keys) <= LONGEST:
+    if sizes.work <= LONG and max(sizes.queries, sizes.keys) <= LONGEST:
         return problem
     q, k, v = (a.detach() for a in (problem.q, problem.k, problem.v))
     queries, keys = min(sizes.queries, LONGEST), min(sizes.keys, LONGEST)
     one = sizes._replace(rows=1, queries=queries, keys=keys).work
-    rows = max(1, int(most / one))
+    rows = max(1, int(LONG / one))
     key_heads = max(1, min(problem.key_heads, rows // sizes.group))
     heads = key_heads * sizes.group
     batch = max(1, rows // heads)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clearhead.kernels.contract import Passes
+from clearhead.kernels.gpu.tuning import FEW
 
 Rates = Mapping[str, float]
 
@@ -28,6 +29,7 @@ LONGEST = 16384  # positions of such a call; from there on rates are the same
 NEAR = 1.5  # distance of sizes, in powers of two, up to which what was measured here holds
 LISTED = ("H100", "H200")  # GPUs that the shipped table, of an H200, is taken for
 MOST = 4096  # rows that are kept on disk
+REPEATS = 3  # calls that are timed together
 
 
 class Sizes(NamedTuple):
@@ -62,9 +64,6 @@ class Sizes(NamedTuple):
             (0.5, self.group, other.group),
         ]
         return sum(weight * abs(math.log2(max(a, 1) / max(b, 1))) for weight, a, b in steps)
-
-
-FEW = 64  # queries, up to which kernels split the keys
 
 
 class Found(NamedTuple):
@@ -219,6 +218,3 @@ def measure(sizes: Sizes, calls: Mapping[str, Callable[[], Any]], synchronize: C
             if time.perf_counter() > end and all(map(math.isfinite, times.values())):
                 break
     return {way: sizes.work / times[way] / 1e12 if way in times else 0.0 for way in calls}
-
-
-REPEATS = 3

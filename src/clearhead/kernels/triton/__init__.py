@@ -39,10 +39,6 @@ class Triton:
             return "it gives no gradient for a bias; `dense` does"
         return None
 
-    def rejects_gradients(self, problem: Problem) -> str | None:
-        """Why it cannot give the gradients of a problem: as for running it."""
-        return self.rejects(problem)
-
     def run(self, problem: Problem) -> Ran:
         """Output and log-sum-exp, and what is wanted in a second look at the scores."""
         return _launch().run(problem)
