@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import sys
 import time
 import traceback
@@ -24,10 +23,10 @@ import torch
 from gpu_launching import OWN, compiling, launching
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from turns import Call, milliseconds, together, tried
 
 import clearhead as ch
 
-Call = Callable[[], object]
 BACK_ENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "FlashAttention": SDPBackend.FLASH_ATTENTION,
@@ -59,31 +58,6 @@ class Bench:
 
     def at_most(self, what: str, got: float, unit: str, most: float) -> None:
         self.add(what, got, unit, f"≤ {most:g}", got <= most)
-
-
-def milliseconds(call: Call, rep: int = 60) -> float:
-    from triton.testing import do_bench
-
-    return float(do_bench(call, warmup=20, rep=rep, return_mode="median"))
-
-
-def tried(name: str, call: Call, rep: int = 60) -> float:
-    """Milliseconds, or NaN with the reason where a peer does not take it."""
-    try:
-        return milliseconds(call, rep)
-    except Exception as error:
-        print(f"  ({name}: {type(error).__name__}: {str(error).splitlines()[0][:110]})", flush=True)
-        return math.nan
-
-
-def together(calls: dict[str, Call], rounds: int = 5) -> dict[str, float]:
-    """Milliseconds of each, by turns, so that what slows the machine down for a while slows down all; NaN as above."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            if not any(map(math.isnan, times[name])):
-                times[name].append(tried(name, call, rep=30))
-    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def tensors(n: int, width: int, *, batch: int = 1, heads: int = HEADS, keys: int | None = None, grad: bool = False):
@@ -138,10 +112,11 @@ def choice(bench: Bench) -> None:
                     calls["chosen"] = partial(ch.attention, q, k, v, mask=mask)
                     if learns:
                         calls = {name: partial(trained, call, (q, k, v), dout) for name, call in calls.items()}
-                    peers = together(calls, rounds=3)
+                    peers = together(calls)
                     ours = peers.pop("chosen")
                     best = min((t, name) for name, t in peers.items() if not math.isnan(t))
                     worst = min(worst, best[0] / ours)
+                    print("  " + ", ".join(f"{name} {ms:.4f}" for name, ms in {**peers, "chosen": ours}.items()), "ms")
                     which = f"{' causal' if causal else ''}{', with gradients' if learns else ''}"
                     bench.at_least(f"({batch}, {n}, D {width}){which}: best is {best[1]}", best[0] / ours, "×", 0.98)
     bench.at_least("worst of the grid", worst, "×", 0.98)
@@ -216,7 +191,7 @@ def masks(bench: Bench) -> None:
     q, k, v = tensors(n, 128)
     for name, (options, peer) in patterns(n).items():
         calls = {"FlexAttention": peer(q, k, v), "ours": partial(ch.attention, q, k, v, **options, kernel=BEST)}
-        theirs, ours = together(calls, rounds=3).values()
+        theirs, ours = together(calls).values()
         bench.add(f"{name}: ours", ours, "ms")
         if name == "causal":
             bench.add(f"{name}: FlexAttention's time by ours", theirs / ours, "×")
@@ -258,7 +233,7 @@ def observe(bench: Bench) -> None:
                 "eager": partial(eager_observation, q, k, v, causal),
                 "ours": partial(ch.observe, q, k, v, mask=mask, kernel=BEST, **wanted),
             }
-            eager, ours = together(calls, rounds=3).values()
+            eager, ours = together(calls).values()
             bench.add(f"{name}, ({batch}, 4096): ours", ours, "ms")
             bench.at_least(f"{name}, ({batch}, 4096): eager's time by ours", eager / ours, "×", 15)
 
@@ -297,7 +272,7 @@ def backward(bench: Bench) -> None:
             name: partial(torch.autograd.grad, output, (q, k, v), dout, retain_graph=True)
             for name, output in outputs.items()
         }
-        times = together(calls, rounds=3)
+        times = together(calls)
         name = f"N {n:>5} D {width:>3}{' causal' if causal else ''}"
         work = 2.5 * flops(q, k, 0.5 if causal else 1.0)
         for kernel in OWN:

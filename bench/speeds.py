@@ -1,9 +1,9 @@
 """How fast each way of computing a plain call is on this GPU, as the rows that `clearhead.kernels.speeds` ships.
 
-    python bench/speeds.py [--json FILE] [--seconds N]
+    python bench/speeds.py [--json FILE] [--seconds N] [--keys N …] [--runs FILE FILE …]
 
 Whole calls in steady state, medians, the ways by turns: PyTorch's back ends as PyTorch calls them, our kernels as
-`attention` does, the output alone and with gradients.
+`attention` does, the output alone and with gradients. The table that ships is combined of several runs.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
-from triton.testing import do_bench
+from turns import together
 
 import clearhead as ch
 from clearhead.kernels.gpu.tuning import FEW
-from clearhead.kernels.speeds import Sizes
+from clearhead.kernels.speeds import Sizes, rows_of
 
 BACK_ENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 LONGEST = 1.5e13  # FLOPs of a call, at most
-ROUNDS = 3
+ROUNDS = 4
 
 
 def grid() -> Iterator[Sizes]:
@@ -86,18 +86,43 @@ def measured(sizes: Sizes) -> dict[str, float]:
             print(f"  ({way}: {str(error).splitlines()[0][:100]})", flush=True)
             continue
         calls[way] = run
-    times: dict[str, list[float]] = {way: [] for way in calls}
-    for _ in range(ROUNDS):
-        for way, run in calls.items():
-            times[way].append(do_bench(run, warmup=5, rep=20, return_mode="median"))
-    return {way: sizes.work / statistics.median(taken) / 1e9 for way, taken in times.items()}
+    times = together(calls, ROUNDS, warmup=10, rep=20)
+    return {way: sizes.work / ms / 1e9 for way, ms in times.items() if not math.isnan(ms)}
+
+
+def combined(files: list[Path]) -> dict[str, object]:
+    """Several runs as one, by medians: of a call that waits for Python no two runs say the same."""
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    rates: dict[Sizes, list[dict[str, float]]] = {}
+    for run in runs:
+        for sizes, known in rows_of(run["rows"]).items():
+            rates.setdefault(sizes, []).append(dict(known))
+    rows = []
+    for sizes, some in rates.items():
+        ways = [way for way in some[0] if all(way in one for one in some)]
+        rows.append({**sizes._asdict(), "rates": {way: round(median(one[way] for one in some), 1) for way in ways}})
+    return {**{key: runs[0][key] for key in ("device", "versions")}, "rows": rows}
+
+
+def written(known: dict[str, object], file: Path) -> None:
+    """The table, a row a line."""
+    rows = known["rows"]
+    assert isinstance(rows, list)
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    head = ", ".join(f"{json.dumps(key)}: {json.dumps(known[key])}" for key in ("device", "versions"))
+    file.write_text(f'{{{head}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", type=Path, help="write the rows there")
     parser.add_argument("--seconds", type=float, default=500, help="sizes that would start later are left out")
+    parser.add_argument("--keys", type=int, nargs="+", help="only sizes of so many keys")
+    parser.add_argument("--runs", type=Path, nargs="+", help="measure nothing: combine what these runs wrote")
     options = parser.parse_args()
+    if options.runs:
+        written(combined(options.runs), options.json)
+        return 0
     if not torch.cuda.is_available():
         sys.exit("bench: PyTorch has no CUDA device here")
     end, rows = time.time() + options.seconds, []
@@ -106,6 +131,8 @@ def main() -> int:
         if time.time() > end:
             print("the time is up: the rest is left out")
             break
+        if options.keys and sizes.keys not in options.keys:
+            continue
         if sizes.work > LONGEST or math.prod((sizes.rows, sizes.keys, sizes.head_dim)) > 2**31:
             continue
         rates = measured(sizes)
@@ -115,9 +142,7 @@ def main() -> int:
         rows.append({**sizes._asdict(), "rates": {way: round(rate, 1) for way, rate in rates.items()}})
         if options.json:
             known = {"device": torch.cuda.get_device_name(), "versions": versions, "rows": rows}
-            lines = ",\n".join("  " + json.dumps(row) for row in rows)
-            head = ", ".join(f"{json.dumps(key)}: {json.dumps(known[key])}" for key in ("device", "versions"))
-            options.json.write_text(f'{{{head}, "rows": [\n{lines}\n]}}\n')
+            written(known, options.json)
     return 0
 
 

@@ -247,6 +247,14 @@ CASES: tuple[Case, ...] = (
     # numbers that hurt
     Case("NaN in padding", prepare=_nan_padding, options=_mask(ch.lengths([17, 5]))),
     Case("NaN in padding, grouped", **GROUPED, prepare=_nan_padding, options=_mask(ch.lengths([17, 5]))),
+    Case(
+        "NaN in padding, one query, grouped",
+        q=(B, 6, 1, 64),
+        k=(B, 2, S, 64),
+        v=(B, 2, S, 64),
+        prepare=_nan_padding,
+        options=_mask(ch.lengths([17, 5])),
+    ),
     Case("NaN before a window", prepare=_nan_first_keys, options=_mask(ch.window(1, offset=4))),
     Case("scores of 10⁴", prepare=_huge),
     Case("scores of 10⁴, causal", prepare=_huge, options=_mask(ch.causal())),
@@ -255,6 +263,9 @@ CASES: tuple[Case, ...] = (
     # bias, softcap, sinks, scale, dropout
     Case("scale", options=lambda rng: {"scale": 0.37}),
     Case("scale of zero", options=lambda rng: {"scale": 0.0}),
+    Case("scale of zero, causal", **SQUARE, options=lambda rng: {"scale": 0.0, "mask": ch.causal()}),
+    Case("scale below zero", options=lambda rng: {"scale": -0.4}),
+    Case("scale below zero, causal", **SQUARE, options=lambda rng: {"scale": -0.4, "mask": ch.causal()}),
     Case("bias", options=_bias(B, H, T, S)),
     Case("bias by head", options=_bias(H, 1, S)),
     Case("bias by pair", options=_bias(T, S)),

@@ -87,6 +87,7 @@ ONE_RANGE_BUT_NO_BAND = (
     "negated",
     "NaN in padding",
     "NaN in padding, grouped",
+    "NaN in padding, one query, grouped",
     "NaN and inf in dout, documents",
     "NaN here and there, documents",
     "NaN here and there, negated",
@@ -110,7 +111,8 @@ FORWARD = {
         "everything",
         "NaN here and there, dropout",
     ),
-    "scale 0.0 is not above 0": ("scale of zero",),
+    "scale 0.0 is not above 0": ("scale of zero", "scale of zero, causal"),
+    "scale -0.4 is not above 0": ("scale below zero", "scale below zero, causal"),
     "it has no bias but ALiBi; `triton` has": BIASES,
 }
 GRADIENTS = {

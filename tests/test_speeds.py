@@ -350,20 +350,16 @@ def test_a_part_of_arrays_that_are_shared_by_batch_rows(monkeypatch: pytest.Monk
     assert torch.equal(part.k, problem.k.expand(4, 8, 2, 6, 4).reshape(32, 2, 6, 4)[:26])
 
 
-def test_what_was_chosen_is_settled_again_and_another_sign_of_the_scale_is_another_kind(
-    gpu: Speeds, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends, positive = Ends(), Timed("positive", 0.0)
-    monkeypatch.setattr(positive, "rejects", lambda problem: None if problem.scale > 0 else "scale is not above 0")
-    monkeypatch.setattr(chooser, "ON_GPU", (ends, positive))
+def test_what_was_chosen_is_settled_again(gpu: Speeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, faster = Ends(), Timed("faster", 0.0)
+    monkeypatch.setattr(chooser, "ON_GPU", (ends, faster))
     monkeypatch.setattr(chooser, "vendor", ends)
     monkeypatch.setattr(chooser, "on_gpu", lambda problem: True)
     monkeypatch.setattr(chooser, "_quickest", {})
-    gpu.learn(module.sizes_of(problem_of(), "forward"), {"left": 1.0, "right": 2.0, "positive": 3.0})
-    assert chooser.choose(problem_of()) is positive
-    assert chooser.choose(problem_of(scale=-0.5)) is ends, "which the faster one refuses"
+    gpu.learn(module.sizes_of(problem_of(), "forward"), {"left": 1.0, "right": 2.0, "faster": 3.0})
+    assert chooser.choose(problem_of()) is faster
     assert not ends.settled
-    gpu.learn(module.sizes_of(problem_of(), "forward"), {"positive": 0.5})
+    gpu.learn(module.sizes_of(problem_of(), "forward"), {"faster": 0.5})
     chooser._quickest.clear()
     for _ in range(2):
         assert chooser.choose(problem_of()) is ends

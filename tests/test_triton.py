@@ -158,6 +158,8 @@ def test_the_kernels_conform(what: str, case: Case) -> None:
         ("forward", "documents, own query ids"),
         ("observe", "one query, 64 features, lengths"),
         ("forward", "NaN in values, four queries, window"),
+        ("forward", "NaN in a value, one query"),
+        ("observe", "NaN in padding, one query, grouped"),
         ("forward", "sinks far above, one query"),
     ],
 )

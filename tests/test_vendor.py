@@ -15,7 +15,7 @@ from clearhead.core.problem import pose
 from clearhead.kernels import fastest
 from clearhead.kernels import vendor as module
 from clearhead.kernels.speeds import Speeds
-from clearhead.kernels.vendor import Vendor
+from clearhead.kernels.vendor import Vendor, options
 
 TIMES = {"cudnn": 2.0, "flash": 3.0, "efficient": 1.0}
 
@@ -155,6 +155,13 @@ def test_pytorch_is_asked_once_for_each_kind(monkeypatch: pytest.MonkeyPatch) ->
     for mask in (ch.window(3), ch.documents([0, 0, 0, 1, 1, 1, 1]), ch.causal(offset=1)):
         assert kernel.way(pose(q, k, v, mask=mask)).reason is not None
     assert asked.questions == 5, "masks that PyTorch has not are refused without asking"
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.4])
+def test_a_scale_that_turns_what_is_hidden_into_the_largest_is_refused(scale: float) -> None:
+    """−inf · scale is NaN or inf: cuDNN, FlashAttention and the memory-efficient back end give NaN for causal ones."""
+    assert options(pose(*tensors(2, 2), scale=scale)) == f"scale {scale} is not above 0"
+    assert options(pose(*tensors(2, 2), scale=0.1)) is None
 
 
 def test_what_was_found_the_fastest_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,8 +99,8 @@ def choose_gradients(problem: Problem, ran: Kernel, name: str | None = None) -> 
 
 def quickest(problem: Problem) -> Kernel:
     """The fastest of the kernels that take a problem which the vendor's take too; remembered for all of its kind."""
-    passes, usual = passes_of(problem), problem.scale > 0  # of other scales less is known
-    key = (vendor.way(problem).kind, passes, usual)
+    passes = passes_of(problem)
+    key = (vendor.way(problem).kind, passes)
     choice = _quickest.get(key)
     if choice is None:
         from clearhead.kernels.fastest import fastest  # reads files: for who has a GPU
@@ -111,7 +111,7 @@ def quickest(problem: Problem) -> Kernel:
         if len(_quickest) >= MOST:
             _quickest.clear()
         _quickest[key] = choice
-    if usual and choice.kernel is vendor:
+    if choice.kernel is vendor:
         vendor.settle(problem, passes, choice.way)
     return choice.kernel
 

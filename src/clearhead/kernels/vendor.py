@@ -212,7 +212,8 @@ def options(problem: Problem) -> str | None:
     for name in ("bias", "softcap", "sinks", "dropout"):
         if getattr(problem, name) is not None:
             return f"it is for problems without {name}"
-    return None
+    # what a mask hides is −inf before it is multiplied by the scale; and the largest product is not the largest score
+    return None if problem.scale > 0 else f"scale {problem.scale} is not above 0"
 
 
 def causality(problem: Problem) -> tuple[bool, str | None]:

@@ -31,9 +31,9 @@ def in_parts(parts, count, WIDTH: tl.constexpr):
 @triton.jit(do_not_specialize=["span", "mask", "scoring", "per_split"])
 def split_keys(
     q, k, v, parts, q_strides, k_strides, v_strides, span, mask, scoring, T, S, per_split, splits,
-    ENTROPY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
+    ENTROPY: tl.constexpr, ALIKE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
-    """The sums over some of the keys, for all queries of the heads that share them."""
+    """The sums over some of the keys, for all queries of the heads that share them; ALIKE where all see the same."""
     PADDED: tl.constexpr = form.padded_head_dim
     WIDTH: tl.constexpr = form.padded_value_dim
     KEY_HEADS: tl.constexpr = form.heads // form.group
@@ -76,7 +76,10 @@ def split_keys(
         e, alpha, peak, total, weighted = softmax_step(scores, peak, total, weighted, scoring.factor, True, ENTROPY)
         if form.dropout:
             e *= tl.where(kept(scoring, rows, columns, head, batch, form), scoring.rescale, 0.0)
-        values = multiply_allowed(e.to(v_tile.dtype), v_tile, allowed, values * alpha[:, None], form)
+        if ALIKE:  # what nobody sees was loaded as zeros
+            values = multiply(e.to(v_tile.dtype), v_tile, values * alpha[:, None], form)
+        else:
+            values = multiply_allowed(e.to(v_tile.dtype), v_tile, allowed, values * alpha[:, None], form)
     # of one row they lie together: (batch, heads, T, splits)
     count = tl.num_programs(0).to(tl.int64) * form.group * T
     values_at, peak_at, total_at, weighted_at = in_parts(parts, count, WIDTH)

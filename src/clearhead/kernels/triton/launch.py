@@ -92,7 +92,8 @@ def decode(call: Call, found: Forward) -> None:
             ("split", blocks, splits, observing), split_keys, (numbers * splits,),
             call.q, call.k, call.v, parts, call.q.stride(), call.k.stride(), call.v.stride(),
             call.mask.span, call.mask.arrays, call.scoring, grid.queries, grid.keys, per_split, splits,
-            ENTROPY=observing, BM=blocks.rows, BN=blocks.columns, form=form,
+            ENTROPY=observing, ALIKE=grid.queries == 1 and form.program is None,
+            BM=blocks.rows, BN=blocks.columns, form=form,
             num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
         )  # fmt: skip
         call.launch(
