@@ -7,7 +7,7 @@
 - positions: `rotary`, `alibi`, `relative_bias`, `sinusoidal`, `Linear`, `Yarn`
 - values: `Observed`, `Partial`, `Plan`, `Trace`, `Seen`, `Call`, `Report`, `Profile`, `Scaling`, `Mask`, `Dropout`
 - errors: `ArgumentError`, `KernelRefused`
-- for PyTorch: `nn`; with the names of textbooks: `clearhead.textbook`
+- for PyTorch: `nn`; with the names of textbooks: `textbook`
 """
 
 from importlib import import_module
@@ -25,6 +25,7 @@ from clearhead.kernels.threads import set_threads
 
 if TYPE_CHECKING:
     from clearhead import nn as nn
+    from clearhead import textbook as textbook
     from clearhead.doctor import Report, check
     from clearhead.explain.tracing import Trace, trace
     from clearhead.measure.plans import Plan, plan
@@ -127,11 +128,11 @@ _LATER = {
 if not TYPE_CHECKING:  # who checks types has the names from above, and is told of one that is not there
 
     def __getattr__(name: str) -> Any:
-        if name == "nn":
-            return import_module("clearhead.nn")
+        if name in ("nn", "textbook"):
+            return import_module(f"clearhead.{name}")
         if name in _LATER:
             return getattr(import_module(_LATER[name]), name)
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, "nn"})
+        return sorted({*globals(), *__all__, "nn", "textbook"})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+
+from clearhead.core.errors import ArgumentError
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +27,23 @@ class Example:
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
+
+    def in_heads(self, heads: int) -> Example:
+        """The same columns dealt out to several heads: q (heads, T, D / heads), and so k and v.
+
+        >>> EXAMPLES["cat_sat"].in_heads(2).q[1].tolist()
+        [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]
+        """
+        q, k, v = (self._dealt(name, heads) for name in ("q", "k", "v"))
+        return replace(self, name=f"{self.name}_{heads}_heads", about=f"{self.about}, in {heads} heads", q=q, k=k, v=v)
+
+    def _dealt(self, name: str, heads: int) -> np.ndarray:
+        columns: np.ndarray = getattr(self, name)
+        if columns.ndim != 2 or heads < 1 or columns.shape[-1] % heads:
+            raise ArgumentError(
+                "heads", f"is {heads}, which does not divide the columns of {name}, of shape {columns.shape}"
+            )
+        return columns.reshape(len(columns), heads, -1).swapaxes(0, 1).copy()
 
 
 _SENTENCE = ("The", "cat", "sat", "on", "mat")
@@ -74,5 +93,27 @@ EXAMPLES: dict[str, Example] = {
             k=np.array([[3.0, 1.0], [1.0, 4.0], [1.5, 0.5]]),
             v=np.array([[2.0, 1.5], [0.5, 0.3], [-0.5, 1.2]]),
         ),
+        # the linear-algebra example: its first row is .401, .401, .198, and its first output .599
+        Example(
+            name="two_by_three",
+            about="two queries over three keys, as linear algebra has it",
+            tokens=("k0", "k1", "k2"),
+            query_tokens=("q0", "q1"),
+            q=np.array([[1.0, 0.0], [0.0, 1.0]]),
+            k=np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]),
+            v=np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]),
+        ),
+        Example(
+            name="three_by_four",
+            about="three queries over four keys, four features each, values of two",
+            tokens=("k0", "k1", "k2", "k3"),
+            query_tokens=("q0", "q1", "q2"),
+            q=np.array([[2.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 2.0], [1.0, 1.0, 0.0, -1.0]]),
+            k=np.array([[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 2.0]]),
+            v=np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, -1.0]]),
+        ),
     )
 }
+
+# the shared sentence in two heads of two features each, from the same four columns
+EXAMPLES["cat_sat_2_heads"] = EXAMPLES["cat_sat"].in_heads(2)

@@ -1,4 +1,8 @@
-"""The classes and functions that courses ask for, thin over the library's own."""
+"""The names that courses ask for with clearhead's own meaning: True may attend, output before weights.
+
+A text's code that means something else by them runs as written with the module of that text: `chapter.py`,
+`chapter_torch.py`, `lesson.py`, `tutorial.py`, `course.py`, `course_torch.py`, `algebra.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from clearhead.calls import observe
-from clearhead.core.arrays import Array, Library, dtype_name, require_array, require_floating, to_numpy
+from clearhead.core.arrays import Array, Library, require_array, require_floating, to_numpy
 from clearhead.core.errors import ArgumentError
 from clearhead.core.formula import attention_loops as attention_loops
 from clearhead.core.formula import blank, softmax
-from clearhead.core.grid import Grid, whole_numbers
-from clearhead.core.mask import Mask, as_mask
+from clearhead.core.grid import whole_numbers
+from clearhead.core.mask import Mask
 from clearhead.core.masks import causal
 from clearhead.core.masks import lengths as first_keys
 from clearhead.core.problem import pose
 from clearhead.explain.tokens import bar, position_of
+from clearhead.textbook.faces import allowed, heads_of, like_it, same_dtype, whole
 
 
 class ScaledDotProductAttention:
@@ -39,7 +44,7 @@ class ScaledDotProductAttention:
     """
 
     def __init__(self, d_k: int) -> None:
-        self.d_k = _whole("d_k", d_k, least=1)
+        self.d_k = whole("d_k", d_k, least=1)
         self.scale = 1.0 / math.sqrt(self.d_k)
 
     def compute_scores(self, q: Array, k: Array) -> Array:
@@ -73,7 +78,7 @@ class ScaledDotProductAttention:
         require_array("scaled", scaled)
         require_floating("scaled", scaled)
         if mask is not None:
-            scaled = Library.of(scaled).xp.where(_allowed(mask, scaled, tuple(scaled.shape)), scaled, -math.inf)
+            scaled = Library.of(scaled).xp.where(allowed(mask, scaled, tuple(scaled.shape)), scaled, -math.inf)
         return softmax(scaled)[0]
 
     def compute_output(self, weights: Array, v: Array) -> Array:
@@ -104,7 +109,7 @@ class ScaledDotProductAttention:
         if problem.group > 1:  # query heads that share a key head
             k, v = (xp.repeat(array, problem.group, axis=-3) for array in (k, v))
         if mask is not None:
-            mask = _allowed(mask, q, problem.grid.shape[1:] if problem.headless else problem.grid.shape)
+            mask = allowed(mask, q, problem.grid.shape[1:] if problem.headless else problem.grid.shape)
             # padding may hold anything, NaN too, and 0 · NaN is NaN
             q, k, v = blank(mask, q, k, v)
         weights = self.compute_weights(self.scale_scores(self.compute_scores(q, k)), mask)
@@ -170,7 +175,7 @@ class ScaledDotProductAttention:
         scores, scaled, row, result = (
             to_numpy(array)[at].tolist() for array in (raw, self.scale_scores(raw), weights, output)
         )
-        seen = [True] * keys if mask is None else to_numpy(_allowed(mask, q, (queries, keys)))[at].tolist()
+        seen = [True] * keys if mask is None else to_numpy(allowed(mask, q, (queries, keys)))[at].tolist()
         masked = ["" if may else "  masked" for may in seen]
         bars = [f"  {bar(weight)}".rstrip() for weight in row]
         return "\n".join(
@@ -215,18 +220,14 @@ class MultiHeadAttention:
     """
 
     def __init__(self, embed_dim: int, num_heads: int, *, seed: int = 0, like: Array | None = None) -> None:
-        self.embed_dim = _whole("embed_dim", embed_dim, least=1)
-        self.num_heads = _whole("num_heads", num_heads, least=1)
-        if self.embed_dim % self.num_heads:
-            raise ArgumentError("num_heads", f"is {num_heads}, which does not divide embed_dim {embed_dim}")
-        self.head_dim = self.embed_dim // self.num_heads
+        self.embed_dim, self.num_heads, self.head_dim = heads_of(embed_dim, num_heads)
         # Xavier: variance 2 / (rows + columns), which for a uniform draw is this bound
         bound = math.sqrt(6.0 / (2 * self.embed_dim))
-        drawn = np.random.default_rng(_whole("seed", seed)).uniform(-bound, bound, (4, self.embed_dim, self.embed_dim))
+        drawn = np.random.default_rng(whole("seed", seed)).uniform(-bound, bound, (4, self.embed_dim, self.embed_dim))
         if like is not None:
             require_array("like", like)
             require_floating("like", like)
-        self.w_q, self.w_k, self.w_v, self.w_o = (w if like is None else _as(w, like) for w in drawn)
+        self.w_q, self.w_k, self.w_v, self.w_o = (w if like is None else like_it(w, like) for w in drawn)
 
     def split_heads(self, x: Array) -> Array:
         """(…, T, embed_dim) → (…, heads, T, head_dim): head h has the features from h · head_dim on.
@@ -264,7 +265,7 @@ class MultiHeadAttention:
         self._check(query, key, value)
         library, dtype = Library.of(query), query.dtype
         query, key, value = map(library.computing, (query, key, value))
-        w_q, w_k, w_v, w_o = (_as(w, query) for w in (self.w_q, self.w_k, self.w_v, self.w_o))
+        w_q, w_k, w_v, w_o = (like_it(w, query) for w in (self.w_q, self.w_k, self.w_v, self.w_o))
         q = self.split_heads(query @ w_q)  # (…, heads, T, head_dim)
         k = self.split_heads(key @ w_k)  # (…, heads, S, head_dim)
         v = self.split_heads(value @ w_v)  # (…, heads, S, head_dim)
@@ -287,9 +288,7 @@ class MultiHeadAttention:
                 raise ArgumentError(
                     name, f"has shape {tuple(array.shape)}, expected the batch of query, {tuple(query.shape[:-2])}"
                 )
-            if not Library.of(query).owns(array) or dtype_name(array) != dtype_name(query):
-                given, wanted = (f"{Library.of(a).name} of dtype {dtype_name(a)}" for a in (array, query))
-                raise ArgumentError(name, f"is {given}, expected {wanted} as query")
+            same_dtype(**{"query": query, name: array})
         if value.shape[-2] != key.shape[-2]:
             raise ArgumentError("value", f"has {value.shape[-2]} positions, expected {key.shape[-2]} as key has")
 
@@ -302,7 +301,7 @@ def create_causal_mask(n: int) -> np.ndarray:
            [1, 1, 0],
            [1, 1, 1]])
     """
-    return np.array(causal().dense(_whole("n", n))[0])
+    return np.array(causal().dense(whole("n", n))[0])
 
 
 def create_padding_mask(lengths: Sequence[int] | Array, max_length: int) -> np.ndarray:
@@ -312,7 +311,7 @@ def create_padding_mask(lengths: Sequence[int] | Array, max_length: int) -> np.n
     array([[1, 1, 1, 0],
            [1, 0, 0, 0]])
     """
-    size, counts = _whole("max_length", max_length), whole_numbers("lengths", lengths)
+    size, counts = whole("max_length", max_length), whole_numbers("lengths", lengths)
     if counts.ndim != 1:
         raise ArgumentError("lengths", f"has shape {tuple(counts.shape)}, expected one number for each batch row")
     outside = [count for count in counts.tolist() if not 0 <= count <= size]
@@ -328,27 +327,3 @@ def _step(heading: str, names: list[str], numbers: list[float], notes: list[str]
     notes = [""] * len(names) if notes is None else notes
     lines = zip(names, figures, notes, strict=True)
     return ["", heading, *(f"   {name:<{width}}  {figure:>{column}}{note}" for name, figure, note in lines)]
-
-
-def _allowed(mask: Mask | Array, like: Array, shape: tuple[int, ...]) -> Array:
-    """A mask as a boolean array of the scores' shape, in the library and on the device of `like`."""
-    value = as_mask("mask", mask)
-    if len(shape) < 2:
-        raise ArgumentError("scaled", f"has shape {shape}, expected (…, queries, keys)")
-    *batch, heads, queries, keys = shape if len(shape) > 2 else (1, *shape)
-    grid = Grid(tuple(batch), heads, queries, keys)
-    value.check(grid)
-    tile, library = value.tile(range(queries), range(keys), grid), Library.of(like)
-    if isinstance(tile, bool):
-        return library.asarray(np.full(shape, tile))
-    return library.xp.reshape(library.xp.broadcast_to(library.asarray(tile), grid.shape), shape)
-
-
-def _as(array: Array, like: Array) -> Array:
-    return Library.of(like).asarray(array, like.dtype)
-
-
-def _whole(argument: str, value: object, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ArgumentError(argument, f"is {value!r}, expected a whole number of at least {least}")
-    return int(value)

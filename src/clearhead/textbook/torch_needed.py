@@ -1,0 +1,12 @@
+"""PyTorch, for the faces that are modules of it, or one sentence that says how to get it."""
+
+try:
+    from torch import Tensor, from_numpy, nn
+except ImportError as missing:
+    raise ImportError(
+        "this way of writing attention needs PyTorch, which is not installed: pip install 'clearhead[torch]';"
+        " clearhead.textbook.chapter, course and algebra need none",
+        name="torch",
+    ) from missing
+
+__all__ = ["Tensor", "from_numpy", "nn"]

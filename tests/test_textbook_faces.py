@@ -1,0 +1,456 @@
+"""The texts' own code, run as written: each face by its text's names, arguments, orders, masks and printed numbers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax.numpy
+import numpy as np
+import pytest
+import torch
+
+import clearhead
+from clearhead import textbook
+from clearhead.textbook import (
+    CONVENTIONS,
+    EXAMPLES,
+    algebra,
+    chapter,
+    chapter_torch,
+    convert_mask,
+    course,
+    course_torch,
+    exercises,
+    lesson,
+    tutorial,
+)
+
+PUBLISHED = json.loads((Path(__file__).parent / "data" / "worked_examples.json").read_text(encoding="utf-8"))
+SENTENCE, NUMBERS = EXAMPLES["cat_sat"], PUBLISHED["cat_sat"]
+TORCH = {"chapter_torch": chapter_torch, "lesson": lesson, "tutorial": tutorial}
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def published(found: Any, expected: Any) -> None:
+    """As printed: half a unit of the fourth place."""
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=0.5e-4 + 1e-9)
+
+
+def near(found: Any, expected: Any) -> None:
+    """Equal but for the order of sums, in float64."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=0, atol=8 * np.finfo(float).eps * max(1.0, np.abs(expected).max()))
+
+
+def by_hand(q: np.ndarray, k: np.ndarray, v: np.ndarray, allowed: np.ndarray | bool = True) -> tuple[Any, Any]:
+    """(output, weights), by the formula and nothing of ours; every query has a key."""
+    scores = np.where(allowed, q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1]), -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return weights @ v, weights
+
+
+def tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
+    return [torch.tensor(array) for array in arrays]
+
+
+# The chapter, in NumPy
+
+
+def test_the_chapter_as_written() -> None:
+    Q = np.array([[1, 0, 1, 0], [0, 2, 0, 1], [1, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 1]])  # whole numbers, as printed
+    K = np.array([[0, 1, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0.5, 0.5]])
+    V = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0.5, 0.5, 0.5, 0.5]])
+    attention = chapter.ScaledDotProductAttention(d_k=4)
+    assert (attention.d_k, attention.scale) == (4, 2.0)
+    scores = attention.compute_scores(Q, K)
+    scaled = attention.scale_scores(scores)
+    weights = attention.compute_weights(scaled)
+    assert scores.tolist() == NUMBERS["raw_scores"]
+    assert scaled.tolist() == NUMBERS["scaled_scores"]
+    published(weights, NUMBERS["weights"])
+    published(attention._softmax(scaled), NUMBERS["weights"])
+    published(attention.compute_output(weights, V), NUMBERS["output"])
+    weights, output = attention.forward(Q, K, V)
+    published(weights, NUMBERS["weights"])
+    published(output, NUMBERS["output"])
+    near(output, clearhead.attention(SENTENCE.q, SENTENCE.k, SENTENCE.v))
+
+
+def test_the_chapter_prints_every_step_and_returns_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    attention = chapter.ScaledDotProductAttention(4)
+    tokens = ["The", "cat", "sat", "on", "mat"]
+    result = attention.explain(SENTENCE.q, SENTENCE.k, SENTENCE.v, tokens, query_idx=1)  # type: ignore[func-returns-value]
+    assert result is None
+    text = capsys.readouterr().out
+    assert text.startswith("Attention for 'cat' (row 1)\nQ[1] = [0.0, 2.0, 0.0, 1.0]\n")
+    assert "/ sqrt(4) = / 2.0" in text
+    assert "  The  0.4026 |################|\n  cat  0.0898 |###|\n" in text
+    assert "[0.4602, 0.1475, 0.3018, 0.2058]" in text
+    assert text.endswith("Sum of weights = 1.000000\n")
+
+
+def test_the_chapters_bars_are_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    chapter.ScaledDotProductAttention(4).explain(SENTENCE.q, SENTENCE.k, SENTENCE.v, SENTENCE.tokens)
+    text = capsys.readouterr().out
+    assert [len(bar) for bar in re.findall(r"\|(#*)\|", text)] == [4, 11, 7, 7, 9]
+
+
+def test_a_step_that_is_overridden_changes_the_chapters_result() -> None:
+    class Unscaled(chapter.ScaledDotProductAttention):
+        def scale_scores(self, scores: Any) -> Any:
+            return scores
+
+    weights, _ = Unscaled(4).forward(SENTENCE.q, SENTENCE.k, SENTENCE.v)
+    near(weights[0], exercises.unscaled("The"))
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.tensor, jax.numpy.asarray], ids=["numpy", "torch", "jax"])
+def test_the_chapter_takes_batches_of_any_library(convert: Any) -> None:
+    q, k, v = (convert(a.astype(np.float32)) for a in (random(2, 5, 4), random(2, 7, 4, seed=1), random(2, 7, 3)))
+    weights, output = chapter.ScaledDotProductAttention(4)(q, k, v)
+    expected = by_hand(*(np.asarray(a, dtype=np.float64) for a in (q, k, v)))
+    for found, exact in ((output, expected[0]), (weights, expected[1])):
+        np.testing.assert_allclose(np.asarray(found), exact, rtol=0, atol=1e-5)
+
+
+# The chapter, the lesson and the tutorial, in PyTorch
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_a_torch_text_as_written(name: str) -> None:
+    q, k, v = tensors(SENTENCE.q, SENTENCE.k, SENTENCE.v)
+    attention = TORCH[name].ScaledDotProductAttention(d_k=4)
+    assert isinstance(attention, torch.nn.Module)
+    assert attention.d_k == 4
+    if name == "chapter_torch":
+        assert attention.scale == 2.0
+        weights, output = attention(q, k, v)
+        masked_weights, masked = attention(q, k, v, torch.triu(torch.ones(5, 5), diagonal=1).bool())
+    else:
+        output, weights = attention(q, k, v)
+        masked, masked_weights = attention(q, k, v, mask=torch.tril(torch.ones(5, 5)))
+    published(weights, NUMBERS["weights"])
+    published(output, NUMBERS["output"])
+    published(masked_weights, NUMBERS["causal_weights"])
+    published(masked, NUMBERS["causal_output"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+@pytest.mark.parametrize("name", TORCH)
+def test_torch_masks_mean_what_the_text_means(name: str, dtype: Any) -> None:
+    q, k, v = tensors(random(2, 3, 5, 4), random(2, 3, 7, 4, seed=1), random(2, 3, 7, 6, seed=2))
+    allowed = np.random.default_rng(3).random((2, 1, 5, 7)) < 0.6
+    allowed[..., 0] = True
+    mask = torch.tensor(~allowed if name == "chapter_torch" else allowed).to(dtype)
+    found = TORCH[name].ScaledDotProductAttention(4)(q, k, v, mask)
+    output, weights = CONVENTIONS[name].output_and_weights(found)
+    exact = by_hand(*(a.numpy() for a in (q, k, v)), allowed)
+    near(output, exact[0])
+    near(weights, exact[1])
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_gradients_flow_through_output_and_weights(name: str) -> None:
+    q, k, v = (a.requires_grad_() for a in tensors(random(2, 5, 4), random(2, 7, 4, seed=1), random(2, 7, 6, seed=2)))
+    output, weights = CONVENTIONS[name].output_and_weights(TORCH[name].ScaledDotProductAttention(4)(q, k, v))
+    towards = torch.tensor(random(2, 5, 7, seed=3))
+    (output.sum() + (weights * towards).sum()).backward()
+    found = [a.grad.clone() for a in (q, k, v)]
+    for a in (q, k, v):
+        a.grad = None
+    plain = torch.softmax(q @ k.transpose(-2, -1) / 2, dim=-1)
+    ((plain @ v).sum() + (plain * towards).sum()).backward()
+    for gradient, a in zip(found, (q, k, v), strict=True):
+        near(gradient, a.grad)
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_a_query_without_keys_has_zeros_and_finite_gradients(name: str) -> None:
+    q, k, v = (a.requires_grad_() for a in tensors(random(5, 4), random(5, 4, seed=1), random(5, 4, seed=2)))
+    allowed = np.tri(5, dtype=bool)
+    allowed[2] = False
+    mask = CONVENTIONS[name].mask_from_clearhead(torch.tensor(allowed))
+    output, weights = CONVENTIONS[name].output_and_weights(TORCH[name].ScaledDotProductAttention(4)(q, k, v, mask))
+    assert not output[2].any()
+    assert not weights[2].any()
+    (output.sum() + (weights**2).sum()).backward()
+    assert all(torch.isfinite(a.grad).all() for a in (q, k, v))
+    assert not q.grad[2].any()
+    # what the texts' own formula makes of it, as their tables say
+    hidden = torch.full((4,), -1e9 if name == "tutorial" else -torch.inf).softmax(-1)
+    assert hidden.tolist() == [0.25] * 4 if name == "tutorial" else hidden.isnan().all()
+
+
+def test_half_precision_stays_half() -> None:
+    q, k, v = (torch.tensor(a, dtype=torch.float16) for a in random(3, 2, 5, 4))
+    output, weights = tutorial.ScaledDotProductAttention(4)(q, k, v, mask=torch.tril(torch.ones(5, 5)))
+    assert (output.dtype, weights.dtype) == (torch.float16, torch.float16)
+
+
+# The course
+
+
+def test_the_course_as_written() -> None:
+    batch, n, d = 2, 5, 8
+    Q, K, V = random(3, batch, n, d)
+    output, weights = course.scaled_dot_product_attention(Q, K, V)
+    assert (output.shape, weights.shape) == ((batch, n, d), (batch, n, n))
+    assert np.allclose(weights.sum(axis=-1), 1.0)
+    causal = course.create_causal_mask(n)
+    assert (causal == np.tril(np.ones((n, n)))).all()
+    assert causal.dtype == np.float64
+    _, weights = course.scaled_dot_product_attention(Q, K, V, mask=causal)
+    assert not np.triu(weights, 1).any()
+    padding = course.create_padding_mask([5, 3], max_length=5)
+    assert padding.shape == (2, 1, 1, 5)
+    assert padding[:, 0, 0].tolist() == [[1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("shape", ["n n", "batch n n", "batch 1 1 n", "product", "none"])
+@pytest.mark.parametrize("convert", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+def test_course_masks_in_loops_and_at_once(shape: str, convert: Any) -> None:
+    Q, K, V = random(3, 2, 5, 4)  # as many rows in the batch as heads below: a third axis is still the batch
+    rows = np.random.default_rng(1).random((2, 5, 5)) < 0.5
+    rows[:, :, 0] = True
+    masks = {
+        "n n": course.create_causal_mask(5),
+        "batch n n": rows.astype(np.float64),
+        "batch 1 1 n": course.create_padding_mask([5, 2], 5),
+        "product": course.create_causal_mask(5) * course.create_padding_mask([5, 2], 5),
+        "none": None,
+    }
+    mask = masks[shape]
+    allowed = (
+        np.ones((2, 5, 5)) if mask is None else mask.reshape(mask.shape[0], *mask.shape[-2:]) if mask.ndim > 2 else mask
+    )
+    exact = by_hand(Q, K, V, np.broadcast_to(allowed == 1, (2, 5, 5)))
+    given = None if mask is None else convert(mask)
+    for call in (course.scaled_dot_product_attention, course.scaled_dot_product_attention_loops):
+        output, weights = call(*map(convert, (Q, K, V)), given)
+        near(output, exact[0])
+        near(weights, exact[1])
+
+
+def test_course_loops_have_zeros_where_nothing_may_be_attended_to_and_padding_may_be_nan() -> None:
+    Q, K, V = random(3, 1, 3, 2)
+    mask = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    K[0, 2] = V[0, 2] = np.nan
+    for call in (course.scaled_dot_product_attention, course.scaled_dot_product_attention_loops):
+        output, weights = call(Q, K, V, mask)
+        assert np.isfinite(output).all()
+        assert not output[0, 1].any()
+        assert not weights[0, 1].any()
+
+
+@pytest.mark.parametrize("spelling", ["MultiHeadAttention", "MultiheadAttention"])
+@pytest.mark.parametrize("module", [course, course_torch], ids=["numpy", "torch"])
+def test_the_courses_heads_as_written(module: Any, spelling: str) -> None:
+    mha = getattr(module, spelling)(embed_dim=12, num_heads=2)
+    parameters = list(mha.parameters())
+    assert len(parameters) == 8
+    assert mha.head_dim == 6
+    assert [tuple(p.shape) for p in parameters] == [(12, 12), (12,)] * 4
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        assert getattr(mha, name).bias.shape == (12,)
+    x = random(2, 5, 12).astype(np.float32)
+    x = torch.tensor(x) if module is course_torch else x
+    mask = module.create_causal_mask(5)
+    alone = mha.forward(x, mask=mask)
+    assert tuple(alone.shape) == (2, 5, 12)
+    output, weights = mha(x, x, x, mask=mask)
+    assert tuple(weights.shape) == (2, 2, 5, 5)
+    for other in (output, mha(x, mask), mha.forward(x, mask), mha(x, mask=mask), mha(x, x, x, mask)[0]):
+        assert bool((other == alone).all())
+
+
+@pytest.mark.parametrize("shape", ["n n", "batch n n", "batch 1 1 n", "product", "none"])
+@pytest.mark.parametrize("module", [course, course_torch], ids=["numpy", "torch"])
+def test_the_courses_heads_are_pytorchs(module: Any, shape: str) -> None:
+    theirs = torch.nn.MultiheadAttention(12, 2, batch_first=True, dtype=torch.float64)
+    torch.nn.init.normal_(theirs.in_proj_bias)
+    torch.nn.init.normal_(theirs.out_proj.bias)
+    mha = module.MultiHeadAttention(12, 2)
+    weights, biases = theirs.in_proj_weight.detach().chunk(3), theirs.in_proj_bias.detach().chunk(3)
+    if module is course_torch:
+        state = {"out_proj.weight": theirs.out_proj.weight.detach(), "out_proj.bias": theirs.out_proj.bias.detach()}
+        for name, weight, bias in zip("qkv", weights, biases, strict=True):
+            state |= {f"{name}_proj.weight": weight, f"{name}_proj.bias": bias}
+        mha.double().load_state_dict(state)
+    else:
+        for name, weight, bias in zip("qkv", weights, biases, strict=True):
+            setattr(mha, f"{name}_proj", course.Linear(weight.numpy(), bias.numpy()))
+        mha.out_proj = course.Linear(theirs.out_proj.weight.detach().numpy(), theirs.out_proj.bias.detach().numpy())
+    query, key, value = random(2, 5, 12), random(2, 5, 12, seed=1), random(2, 5, 12, seed=2)
+    rows = np.random.default_rng(1).random((2, 5, 5)) < 0.5
+    rows[:, :, 0] = True
+    mask = {
+        "n n": module.create_causal_mask(5),
+        "batch n n": rows.astype(np.float64),
+        "batch 1 1 n": module.create_padding_mask([5, 2], 5),
+        "product": module.create_causal_mask(5) * module.create_padding_mask([5, 2], 5),
+        "none": None,
+    }[shape]
+    hidden = None
+    if mask is not None:
+        pairs = np.asarray(mask)
+        pairs = pairs[:, 0] if pairs.ndim == 4 else pairs
+        hidden = torch.tensor(np.broadcast_to(pairs, (2, 5, 5)) == 0).repeat_interleave(2, dim=0)
+    expected = theirs(*tensors(query, key, value), attn_mask=hidden, average_attn_weights=False)
+    given = tensors(query, key, value) if module is course_torch else [query, key, value]
+    found = mha(*given, mask=torch.tensor(mask) if module is course_torch and shape == "batch n n" else mask)
+    for ours, their in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(torch.as_tensor(ours).detach()), their.detach(), rtol=0, atol=1e-14)
+
+
+def test_the_courses_module_learns() -> None:
+    torch.manual_seed(0)
+    mha = course_torch.MultiHeadAttention(8, 2)
+    output, weights = mha(*torch.randn(3, 2, 5, 8), mask=course_torch.create_padding_mask([5, 0], 5))
+    (output.sum() + (weights**2).sum()).backward()
+    gradients = [parameter.grad for parameter in mha.parameters()]
+    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
+    assert mha.q_proj.weight.grad.any()
+
+
+def test_the_courses_memory_table() -> None:
+    table = PUBLISHED["complexity"]
+    heading, *rows = (line.split() for line in course.memory_table(table["seq_len"]).splitlines())
+    assert heading == ["n", "entries", "KB", "growth"]
+    for row, n, entries, size in zip(rows, table["seq_len"], table["scores"], table["kilobytes"], strict=True):
+        assert row[:3] == [str(n), str(entries), str(size)]
+    assert [row[3] for row in rows] == ["-", *["4.0x"] * 4]
+
+
+# The linear-algebra example
+
+
+@pytest.mark.parametrize("dtype", [bool, int, float])
+def test_linear_algebra_as_written(dtype: Any) -> None:
+    Q, K, V = random(5, 4), random(5, 4, seed=1), random(5, 3, seed=2)
+    mask = np.triu(np.ones((5, 5)), 1).astype(dtype)
+    A, O = algebra.attend(Q, K, V, mask)  # noqa: E741 - the text's own name
+    output, weights = by_hand(Q, K, V, np.tri(5, dtype=bool))
+    near(O, output)
+    near(A, weights)
+    pushed = Q @ K.T / np.sqrt(4) - 1e9 * np.triu(np.ones((5, 5)), 1)
+    near(A, textbook.softmax(pushed))
+
+
+# What they share
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_each_module_opens_with_the_table_of_its_conventions(name: str) -> None:
+    module = importlib.import_module(f"clearhead.textbook.{name}")
+    assert module.CONVENTION is CONVENTIONS[name]
+    assert CONVENTIONS[name].table() in (module.__doc__ or "").split(">>>")[0]
+
+
+@pytest.mark.parametrize("target", [name for name in CONVENTIONS if name != "chapter"])
+@pytest.mark.parametrize("source", [name for name in CONVENTIONS if name != "chapter"])
+def test_a_mask_goes_from_text_to_text_and_back(source: str, target: str) -> None:
+    allowed = np.random.default_rng(0).random((3, 4)) < 0.5
+    mask = CONVENTIONS[source].mask_from_clearhead(allowed)
+    assert mask.dtype == CONVENTIONS[source].dtype
+    there = convert_mask(mask, source, target)
+    assert (CONVENTIONS[target].mask_to_clearhead(there) == allowed).all()
+    back = convert_mask(there, target, source)
+    assert (back == mask).all()
+    assert back.dtype == mask.dtype
+
+
+@pytest.mark.parametrize("name", [name for name in CONVENTIONS if name != "chapter"])
+def test_mask_values_are_understood_by_every_text(name: str) -> None:
+    dense = CONVENTIONS[name].mask_from_clearhead(clearhead.causal(), 4)
+    assert (CONVENTIONS[name].mask_to_clearhead(dense) == np.tri(4, dtype=bool)).all()
+    padded = CONVENTIONS[name].mask_from_clearhead(clearhead.lengths([4, 2]), 4, batch=(2,))
+    assert padded.shape == (2, 1, 4, 4)
+    mask = clearhead.causal()
+    assert CONVENTIONS[name].mask_to_clearhead(mask) is mask
+    q, k, v = tensors(*random(3, 2, 4, 6))
+    module = importlib.import_module(f"clearhead.textbook.{name}")
+    if name.startswith("course"):
+        output, _ = module.scaled_dot_product_attention(q, k, v, mask)
+    elif name == "algebra":
+        _, output = module.attend(q, k, v, mask)
+    else:
+        output, _ = CONVENTIONS[name].output_and_weights(module.ScaledDotProductAttention(6)(q, k, v, mask))
+    near(output, clearhead.attention(q, k, v, mask=mask))
+
+
+def test_batches_that_do_not_match_are_no_grouped_heads() -> None:
+    q, k = random(4, 5, 3), random(2, 5, 3)
+    with pytest.raises(clearhead.ArgumentError, match="expected the same batch"):
+        course.scaled_dot_product_attention(q, k, k)
+    near(course.scaled_dot_product_attention(q, k[:1], k[:1])[0], by_hand(q, k[:1], k[:1])[0])
+    near(course.scaled_dot_product_attention(q[:1], k, k)[0], by_hand(q[:1], k, k)[0])
+
+
+def test_numpy_faces_do_without_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import clearhead as ch\n"
+        "t = ch.textbook\n"
+        "q = t.EXAMPLES['cat_sat'].q\n"
+        "t.chapter.ScaledDotProductAttention(4)(q, q, q)\n"
+        "t.course.MultiHeadAttention(4, 2)(q); t.algebra.attend(q, q, q)\n"
+        "t.softmax(q); t.softmax_jacobian(q); t.exercises.row('sat'); t.slips.page()\n"
+        "try:\n    t.lesson\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.startswith("this way of writing attention needs PyTorch, which is not installed: pip install")
+
+
+def test_textbook_needs_no_second_import() -> None:
+    code = "import clearhead as ch; print(ch.textbook.course.create_causal_mask(1), 'textbook' in dir(ch))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[[1.]] True\n"
+    assert {"chapter", "lesson", "slips"} <= set(dir(textbook))
+
+
+X = random(5, 6)
+REFUSED = {
+    "mask: has numbers other than 0 and 1, expected 1 where a key may be attended to": lambda: (
+        course.scaled_dot_product_attention(X[None], X[None], X[None], np.where(np.tri(5), 0.0, -np.inf))
+    ),
+    "expected 1 where a key is hidden": lambda: algebra.attend(X, X, X, np.full((5, 5), 2)),
+    "mask: is a list": lambda: algebra.attend(X, X, X, [[1]]),
+    "mask: has shape (2, 3, 5, 5), expected 1 head": lambda: course.scaled_dot_product_attention(
+        *random(3, 2, 5, 4), np.ones((2, 3, 5, 5))
+    ),
+    "mask: has shape (4, 4)": lambda: algebra.attend(X, X, X, np.zeros((4, 4))),
+    "mask: is given, but this text has no masks": lambda: CONVENTIONS["chapter"].mask_to_clearhead(np.ones((2, 2))),
+    "queries: is not given": lambda: CONVENTIONS["course"].mask_from_clearhead(clearhead.causal()),
+    "mask: has dtype float64, expected bool": lambda: CONVENTIONS["course"].mask_from_clearhead(np.ones((2, 2))),
+    "scale: is 0.0": lambda: CONVENTIONS["chapter"].scale_to_clearhead(0.0),
+    "source: is 'novel', expected one of chapter": lambda: convert_mask(X, "novel", "course"),
+    "Q: has shape (5, 6), expected (…, positions, d_k = 4)": lambda: chapter.ScaledDotProductAttention(4)(X, X, X),
+    "d_k: is 0": lambda: chapter_torch.ScaledDotProductAttention(0),
+    "tokens: has 2 names": lambda: chapter.ScaledDotProductAttention(6).explain(X, X, X, ["a", "b"]),
+    "query_idx: is 7": lambda: chapter.ScaledDotProductAttention(6).explain(X, X, X, list("abcde"), 7),
+    "num_heads: is 4, which does not divide embed_dim 6": lambda: course_torch.MultiheadAttention(6, 4),
+    "value: is not given": lambda: course.MultiHeadAttention(6, 2)(X, X, mask=np.ones((5, 5))),
+    "key, value: are not both given": lambda: course_torch.MultiHeadAttention(6, 2)(*tensors(X, X), mask=torch.ones(5)),
+    "Q: has shape (5, 6), expected (batch, n, d)": lambda: course.scaled_dot_product_attention_loops(X, X, X),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_does_not_fit_is_refused_in_one_sentence(message: str) -> None:
+    with pytest.raises(clearhead.ArgumentError) as refusal:
+        REFUSED[message]()
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
