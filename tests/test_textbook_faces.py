@@ -248,7 +248,8 @@ def test_course_loops_have_zeros_where_nothing_may_be_attended_to_and_padding_ma
     mask = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     K[0, 2] = V[0, 2] = np.nan
     for call in (course.scaled_dot_product_attention, course.scaled_dot_product_attention_loops):
-        output, weights = call(Q, K, V, mask)
+        output, weights = call(*(a.astype(np.float32) for a in (Q, K, V)), mask)
+        assert output.dtype == weights.dtype == np.float32
         assert np.isfinite(output).all()
         assert not output[0, 1].any()
         assert not weights[0, 1].any()
@@ -322,6 +323,28 @@ def test_the_courses_module_learns() -> None:
     gradients = [parameter.grad for parameter in mha.parameters()]
     assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
     assert mha.q_proj.weight.grad.any()
+
+
+def test_the_courses_heads_attend_from_one_row_to_a_batch() -> None:
+    query, key = random(1, 3, 12), random(2, 5, 12, seed=1)
+    numpy, in_torch = course.MultiHeadAttention(12, 2), course_torch.MultiHeadAttention(12, 2).double()
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        getattr(numpy, name).weight, getattr(numpy, name).bias = (
+            p.detach().numpy() for p in getattr(in_torch, name).parameters()
+        )
+    found, expected = numpy(query, key, key), in_torch(*tensors(query, key, key))
+    for ours, theirs, shape in zip(found, expected, [(2, 3, 12), (2, 2, 3, 5)], strict=True):
+        assert ours.shape == shape
+        near(ours, theirs.detach())
+
+
+def test_watch_sees_the_faces() -> None:
+    mha = course_torch.MultiHeadAttention(12, 2)
+    x = torch.tensor(random(2, 5, 12).astype(np.float32))
+    with clearhead.watch(mha, want={"queries": [-1]}) as seen:
+        _, weights = mha(x, x, x, mask=course_torch.create_causal_mask(5))
+    assert seen.missed == {}
+    np.testing.assert_allclose(seen[0].queries.weights, weights[..., -1:, :].detach(), rtol=0, atol=1e-6)
 
 
 def test_the_courses_memory_table() -> None:
@@ -444,6 +467,10 @@ REFUSED = {
     "num_heads: is 4, which does not divide embed_dim 6": lambda: course_torch.MultiheadAttention(6, 4),
     "value: is not given": lambda: course.MultiHeadAttention(6, 2)(X, X, mask=np.ones((5, 5))),
     "key, value: are not both given": lambda: course_torch.MultiHeadAttention(6, 2)(*tensors(X, X), mask=torch.ones(5)),
+    "v: has 4 positions": lambda: course.scaled_dot_product_attention_loops(X[None], X[None], X[None, :4]),
+    "mask: has shape (3, 5, 5)": lambda: course.scaled_dot_product_attention_loops(
+        *random(3, 2, 5, 4), np.ones((3, 5, 5))
+    ),
     "Q: has shape (5, 6), expected (batch, n, d)": lambda: course.scaled_dot_product_attention_loops(X, X, X),
 }
 

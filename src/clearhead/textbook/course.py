@@ -50,9 +50,10 @@ import numpy as np
 from clearhead.core.arrays import Array, Library, require_array, require_floating, to_numpy
 from clearhead.core.errors import ArgumentError
 from clearhead.core.mask import Mask
+from clearhead.core.problem import pose
 from clearhead.measure.plans import plan
 from clearhead.textbook.conventions import CONVENTIONS
-from clearhead.textbook.faces import both, for_pairs, heads_of, like_it, same_dtype, side_by_side, whole
+from clearhead.textbook.faces import allowed, both, for_pairs, heads_of, like_it, same_dtype, side_by_side, whole
 from clearhead.textbook.names import create_causal_mask as causal_pairs
 from clearhead.textbook.names import create_padding_mask as real_keys
 
@@ -72,12 +73,12 @@ def scaled_dot_product_attention(Q: Array, K: Array, V: Array, mask: Mask | Arra
     ((2, 4, 8), [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0]])
     """
     Q, K, V = side_by_side(Q=Q, K=K, V=V)
-    allowed = for_pairs(CONVENTION.mask_to_clearhead(mask), batched=Q.ndim - 2)
-    return CONVENTION.ordered(*both(Q, K, V, allowed, 1.0 / math.sqrt(Q.shape[-1])))
+    pairs = for_pairs(CONVENTION.mask_to_clearhead(mask), batched=Q.ndim - 2)
+    return CONVENTION.ordered(*both(Q, K, V, pairs, 1.0 / math.sqrt(Q.shape[-1])))
 
 
 def scaled_dot_product_attention_loops(
-    Q: Array, K: Array, V: Array, mask: Array | None = None
+    Q: Array, K: Array, V: Array, mask: Mask | Array | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same in explicit loops over batch, query, key and feature: slow, and every multiplication can be seen.
 
@@ -91,14 +92,15 @@ def scaled_dot_product_attention_loops(
         raise ArgumentError("Q", f"has shape {Q.shape}, expected (batch, n, d)")
     batch, queries, features = Q.shape
     keys, width = V.shape[-2:]
-    allowed = for_pairs(CONVENTION.mask_to_clearhead(mask), batched=1)
-    allowed = np.broadcast_to(True if allowed is None else to_numpy(allowed), (batch, queries, keys))
+    pairs = for_pairs(CONVENTION.mask_to_clearhead(mask), batched=1)
+    pose(Q, K, V, mask=pairs)  # refuses in words whatever does not fit
+    may = np.full((batch, queries, keys), True) if pairs is None else allowed(pairs, Q, (batch, queries, keys))
     output, weights = np.zeros((batch, queries, width)), np.zeros((batch, queries, keys))
     for b in range(batch):
         for i in range(queries):
             scores = [-math.inf] * keys
             for j in range(keys):
-                if allowed[b, i, j]:
+                if may[b, i, j]:
                     dot = 0.0
                     for c in range(features):
                         dot += float(Q[b, i, c]) * float(K[b, j, c])
@@ -110,10 +112,10 @@ def scaled_dot_product_attention_loops(
             total = sum(exponentials)
             for j in range(keys):
                 weights[b, i, j] = exponentials[j] / total
-                if allowed[b, i, j]:  # padding may hold anything, and 0 · NaN is NaN
+                if may[b, i, j]:  # padding may hold anything, and 0 · NaN is NaN
                     for c in range(width):
                         output[b, i, c] += weights[b, i, j] * float(V[b, j, c])
-    return output, weights
+    return output.astype(Q.dtype), weights.astype(Q.dtype)
 
 
 class Linear:
@@ -173,11 +175,11 @@ class MultiHeadAttention:
             query, key, value, mask = query, query, query, mask if key is None else key
         self._check(query, key, value)
         q, k, v = self._heads(self.q_proj(query)), self._heads(self.k_proj(key)), self._heads(self.v_proj(value))
-        allowed = for_pairs(CONVENTION.mask_to_clearhead(mask), batched=q.ndim - 2)
-        heads, weights = both(q, k, v, allowed, 1.0 / math.sqrt(self.head_dim))
+        pairs = for_pairs(CONVENTION.mask_to_clearhead(mask), batched=q.ndim - 2)
+        heads, weights = both(q, k, v, pairs, 1.0 / math.sqrt(self.head_dim))
         xp = Library.of(heads).xp
-        merged = xp.reshape(xp.moveaxis(heads, -3, -2), query.shape)  # (batch, n, embed_dim)
-        output = self.out_proj(merged)
+        merged = xp.moveaxis(heads, -3, -2)  # (batch, n, heads, head_dim)
+        output = self.out_proj(xp.reshape(merged, (*merged.shape[:-2], self.embed_dim)))
         return output if alone else CONVENTION.ordered(output, weights)
 
     __call__ = forward

@@ -80,8 +80,8 @@ class MultiHeadAttention(nn.Module):
             project(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(-2, -3)  # (batch, heads, n, head_dim)
             for project, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
         )
-        allowed = for_pairs(CONVENTION.mask_to_clearhead(mask), batched=q.ndim - 2)
-        heads, weights = both(q, k, v, allowed, 1.0 / math.sqrt(self.head_dim))
+        pairs = for_pairs(CONVENTION.mask_to_clearhead(mask), batched=q.ndim - 2)
+        heads, weights = both(q, k, v, pairs, 1.0 / math.sqrt(self.head_dim))
         output = self.out_proj(heads.transpose(-2, -3).flatten(-2))  # (batch, n, embed_dim)
         return output if alone else CONVENTION.ordered(output, weights)
 
