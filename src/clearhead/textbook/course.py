@@ -93,7 +93,7 @@ def scaled_dot_product_attention_loops(
     batch, queries, features = Q.shape
     keys, width = V.shape[-2:]
     pairs = for_pairs(CONVENTION.mask_to_clearhead(mask), batched=1)
-    pose(Q, K, V, mask=pairs)  # refuses in words whatever does not fit
+    pose(Q, K, V)  # refuses in words whatever does not fit
     may = np.full((batch, queries, keys), True) if pairs is None else allowed(pairs, Q, (batch, queries, keys))
     output, weights = np.zeros((batch, queries, width)), np.zeros((batch, queries, keys))
     for b in range(batch):

@@ -23,16 +23,16 @@ def both(q: Array, k: Array, v: Array, mask: Mask | Array | None, scale: float) 
            [0.25, 0.75]])
     """
     q, k, v = side_by_side(q=q, k=k, v=v)
-    shape = (*q.shape[:-1], k.shape[-2])
-    if mask is not None:
-        mask = allowed(mask, q, shape)
+    may = None if mask is None else allowed(mask, q, (*q.shape[:-1], k.shape[-2]))
+    # a mask value and no array: the text has said what its mask means, and nothing has to be made of it
+    value = None if may is None else as_mask("mask", may)
     if not is_torch(q):
-        seen = observe(q, k, v, mask=mask, scale=scale, weights=True)
+        seen = observe(q, k, v, mask=value, scale=scale, weights=True)
         return seen.output, Library.of(q).xp.astype(seen.weights, q.dtype)
-    output = attention(q, k, v, mask=mask, scale=scale)
+    output = attention(q, k, v, mask=value, scale=scale)
     # what `observe` gives carries no gradients, and the texts' weights do: by the formula's own steps once more
-    q, k, v = blank(mask, *map(Library.of(q).computing, (q, k, v)))
-    return output, softmax(score(q, k, scale=scale, mask=mask))[0].to(output.dtype)
+    q, k, v = blank(may, *map(Library.of(q).computing, (q, k, v)))
+    return output, softmax(score(q, k, scale=scale, mask=may))[0].to(output.dtype)
 
 
 def side_by_side(**arrays: Array) -> list[Array]:
