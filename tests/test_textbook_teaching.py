@@ -155,6 +155,10 @@ REFUSED = {
         X, X, np.ones((3, 5)), np.ones((3, 6)), np.ones(3)
     ),
     "heads: is 3, which does not divide": lambda: SENTENCE.in_heads(3),
+    "heads: is 2.0": lambda: SENTENCE.in_heads(2.0),  # type: ignore[arg-type]
+    "heads: is 2, which does not divide the columns of q, of shape (2, 5, 2)": lambda: EXAMPLES[
+        "cat_sat_2_heads"
+    ].in_heads(2),
     "d_k: is 6, expected a multiple": lambda: exercises.unscaled("The", 6),
     "sigma: is 0": lambda: exercises.factor(0, 4),
 }

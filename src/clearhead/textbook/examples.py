@@ -39,7 +39,7 @@ class Example:
 
     def _dealt(self, name: str, heads: int) -> np.ndarray:
         columns: np.ndarray = getattr(self, name)
-        if columns.ndim != 2 or heads < 1 or columns.shape[-1] % heads:
+        if columns.ndim != 2 or not isinstance(heads, int) or heads < 1 or columns.shape[-1] % heads:
             raise ArgumentError(
                 "heads", f"is {heads}, which does not divide the columns of {name}, of shape {columns.shape}"
             )
@@ -93,7 +93,7 @@ EXAMPLES: dict[str, Example] = {
             k=np.array([[3.0, 1.0], [1.0, 4.0], [1.5, 0.5]]),
             v=np.array([[2.0, 1.5], [0.5, 0.3], [-0.5, 1.2]]),
         ),
-        # the linear-algebra example: its first row is .401, .401, .198, and its first output .599
+        # the smallest numbers that give what the linear-algebra example prints: .401, .401, .198, and .599
         Example(
             name="two_by_three",
             about="two queries over three keys, as linear algebra has it",
