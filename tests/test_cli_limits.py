@@ -262,8 +262,6 @@ def test_any_number_on_the_command_line_is_answered_or_refused_in_one_line(data:
     }
     command = data.draw(st.sampled_from(sorted(options)))
     option, word = data.draw(st.sampled_from(options[command])), data.draw(WORDS)
-    if command == "profile" and word == "9" * 30:
-        word = "-5"
     given_ = [command, f"{option}={word}"]
     if command == "profile":
         given_ += [] if option == "--lengths" else ["--lengths=16"]

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import clearhead as ch
+from clearhead.cli import app
 from clearhead.core.formula import attention_loops
 from clearhead.measure.costs import PUBLISHED, Configuration, cost
-from clearhead.measure.profiling import Fit, fit
+from clearhead.measure.memory import free_memory
+from clearhead.measure.profiling import Fit, Measured, Point, Profile, _inputs, _taken, fit, measure
 from clearhead.measure.scales import jacobian_norm
 
 
@@ -83,6 +89,59 @@ def test_profile_stops_before_memory_runs_out_and_says_where() -> None:
     assert found.formula_fit is None
 
 
+def test_profile_ends_before_inputs_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.measure.profiling.free_memory", lambda: 10**6)
+    found = ch.profile([16, 32, 10**5], heads=1, features=8)
+    assert [point.length for point in found.points] == [16, 32]
+    assert found.ended is not None
+    assert found.ended.startswith("everything stops before 100,000: it would hold about")
+    assert json.loads(found.json())["ended"] == found.ended
+    assert found.ended in " ".join(str(found).split())
+
+
+def test_profile_says_when_its_time_is_over() -> None:
+    found = ch.profile([16, 32], heads=1, features=8, seconds=1e-9)
+    assert [point.length for point in found.points] == [16]
+    assert found.ended == "everything stops before 32: the time that it may take is over"
+
+
+def test_what_profile_reserves_is_no_less_than_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.measure.profiling.ENOUGH", 1e-9)
+    for dtype, kernel in (("float16", "tiled"), ("float32", "compiled"), ("float64", "tiled"), ("float64", "compiled")):
+        inputs = _inputs(32, 64, 64, dtype)
+        took = measure(partial(ch.attention, *inputs, kernel=kernel)).peak + sum(array.nbytes for array in inputs)
+        # a kernel also has buffers of a fixed size, which are few beside what is free
+        assert took <= _taken(32, 64, 64, dtype) + 2**18
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_free_memory_is_what_the_cgroup_leaves(tmp_path: Path, version: int) -> None:
+    system, own, root = tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "fs"
+    system.write_text("MemTotal: 99999999 kB\nMemAvailable:  9000000 kB\n")
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    own.write_text("0::/box/inner\n" if version == 2 else "5:cpu,cpuacct:/other\n4:memory:/box/inner\n")
+    assert free_memory(system, root, own) == 9_000_000 * 1024
+    box = (root if version == 2 else root / "memory") / "box"
+    (box / "inner").mkdir(parents=True)
+    for folder, limit in ((box, "700000"), (box / "inner", "max")):
+        (folder / names[0]).write_text(limit)
+        (folder / names[1]).write_text("400000")
+        (folder / "memory.stat").write_text("anon 300000\ninactive_file 50000\n")
+    assert free_memory(system, root, own) == 350_000
+    assert free_memory(tmp_path / "none", tmp_path / "none", tmp_path / "none") > 0
+
+
+@pytest.mark.parametrize("width", [20, 33, 40, 60])
+def test_tables_stay_within_their_width(width: int) -> None:
+    measured = tuple(Point(n, 4 * n * n, Measured(1e-7 * n, n * n), Measured(1e-8 * n, n), "tiled") for n in (64, 4096))
+    found = Profile(8, 64, "float32", "causal() & window(128)", measured, "the formula stops before 8,192: " * 3)
+    tables = [*found.blocks(width), *ch.scaling([1, 4096], keys=8, queries=8, sigma=1e30).blocks(width)]
+    tables += [ch.scaling([16], keys=8, queries=8).words(width)]
+    assert max(len(line) for table in tables for line in table.splitlines()) <= width
+    shown = "\n".join(found.blocks(width))
+    assert all(word in shown for word in ("× 64.00", "64 MiB", "16 MiB", "410 µs"))
+
+
 def test_profile_with_a_mask_and_refusals() -> None:
     assert ch.profile([32], heads=1, features=8, mask=ch.causal()).mask == "causal()"
     for options, words in (
@@ -90,6 +149,11 @@ def test_profile_with_a_mask_and_refusals() -> None:
         ({"heads": 0}, "heads: is"),
         ({"dtype": "int8"}, "dtype: is"),
         ({"seconds": 0}, "seconds: is"),
+        ({"heads": 10**6}, "heads, lengths and features: 1,000,000 heads of 256 positions and 64 features.* GiB"),
+        ({"heads": 10**40}, "heads: has 1000.*expected at most"),
+        ({"heads": 10**5000}, "heads: has a whole number of thousands of digits"),
+        ({"features": 10**9, "lengths": [16]}, "1,000,000,000 features, in q, k, v and the output, would take about"),
+        ({"lengths": [10**9]}, "1,000,000,000 positions.*expected at most .*half of the memory that is free"),
     ):
         with pytest.raises(ch.ArgumentError, match=words):
             ch.profile(**options)
@@ -130,7 +194,106 @@ def test_scaling_numbers_are_those_of_observe() -> None:
     np.testing.assert_allclose(jacobian_norm(seen.weights), built, rtol=1e-9)
 
 
+def test_scaling_never_looks_refuted() -> None:
+    """Without the scale weights answer less and less to their scores, from d = 4 on and at every d between."""
+    rows = ch.scaling([4, 16, 32, 64, 256, 1024]).rows
+    without, with_it = [row.unscaled for row in rows], [row.scaled for row in rows]
+    assert all(a.gradient < b.gradient for a, b in zip(without, with_it, strict=True))
+    for name, falls in (("gradient", True), ("entropy", True), ("saturated", False), ("largest", False)):
+        numbers = [getattr(one, name) for one in without]
+        assert numbers == sorted(numbers, reverse=falls)
+    assert without[-1].gradient < 0.1 < 0.9 < with_it[-1].gradient
+    assert without[-1].saturated > 0.7
+    assert with_it[-1].saturated == 0
+
+
+def test_gradient_and_saturation_are_those_of_the_jacobian() -> None:
+    row = ch.scaling(100, keys=7, queries=29, seed=1).rows[0].unscaled
+    generator = np.random.default_rng([1, 100])
+    q, k = generator.standard_normal((29, 100)), generator.standard_normal((7, 100))
+    weights: Any = ch.observe(q, k, k, scale=1.0, weights=True).weights
+    built = [np.diag(w) - np.outer(w, w) for w in weights]
+    assert row.gradient == pytest.approx(np.mean([np.trace(one) for one in built]), rel=1e-9)
+    still = [np.abs(one).max() <= 0.01 for one in built]
+    assert 0 < row.saturated <= np.mean(still) < 1
+
+
+def test_scaling_says_in_words_what_its_columns_mean_and_show() -> None:
+    found = ch.scaling()
+    shown = " ".join(str(found).split())
+    for title in ("spread", "theory", "entropy", "largest", "gradient", "saturated"):
+        assert f"{title} {' '.join(found.meaning()[title].split())}" in shown
+    last = found.rows[-1].unscaled
+    assert f"the gradient is {last.gradient:.3f} of at most 0.984: it vanishes as d grows" in shown
+    assert json.loads(found.json())["verdict"] == found.verdict()
+    for options, words in (
+        ({"sigma": 3.0}, "even with 1/√d, since scores then still spread as 3²."),
+        ({"sigma": 0.01}, "scores spread too little"),
+        ({"temperature": 0.05}, "spread as 1/0.05. What keeps their spread at 1 is 1/(σ²√d), and a temperature of 1"),
+        ({"keys": 1}, "One key has all the weight"),
+        ({"d_k": [4]}, "it falls as d grows"),
+    ):
+        assert words in ch.scaling(**options).verdict()
+
+
+def test_a_temperature_is_a_smaller_scale() -> None:
+    hot, plain = ch.scaling([64], temperature=4.0), ch.scaling([64], sigma=0.5)
+    assert hot.rows[0].scaled.predicted == plain.rows[0].scaled.predicted == 0.25
+    assert hot.rows[0].scaled.entropy == pytest.approx(plain.rows[0].scaled.entropy, rel=1e-12)
+    assert "√d/4" in hot.blocks()[0]
+
+
+@pytest.mark.parametrize("sigma", [1e35, 1e-35])
+def test_scaling_at_the_ends_of_what_it_takes(sigma: float) -> None:
+    for row in ch.scaling([1, 1024], sigma=sigma).rows:
+        for one in (row.unscaled, row.scaled):
+            assert one.deviation == pytest.approx(one.predicted, rel=0.1)
+            assert all(math.isfinite(value) for value in vars(one).values())
+
+
 def test_scaling_refusals() -> None:
-    for options, words in (({"d_k": 0}, "d_k: is"), ({"sigma": 0}, "sigma: is"), ({"keys": 1.5}, "keys: is")):
+    for options, words in (
+        ({"d_k": 0}, "d_k: is"),
+        ({"d_k": 10**12}, "d_k, keys and queries: 256 queries and 64 keys of 1,000,000,000,000 features would take"),
+        ({"keys": 10**11}, "d_k, keys and queries: 256 queries and 100,000,000,000 keys"),
+        ({"keys": 10**50}, "keys: has 1000"),
+        ({"sigma": 0}, "sigma: is 0, expected a finite number above 0"),
+        ({"sigma": 1e200}, r"sigma: is 1e\+200, expected 1e-35 to 1e\+35: the variance of scores"),
+        ({"sigma": 10**400}, "sigma: is 1000"),
+        ({"sigma": math.inf}, "sigma: is inf"),
+        ({"sigma": math.nan}, "sigma: is nan"),
+        ({"sigma": "1"}, "sigma: is '1'"),
+        ({"sigma": 1e-200}, "sigma: is 1e-200"),
+        ({"temperature": 0}, "temperature: is 0"),
+        ({"temperature": -1.0}, "temperature: is -1.0"),
+        ({"keys": 1.5}, "keys: is"),
+    ):
         with pytest.raises(ch.ArgumentError, match=words):
             ch.scaling(**options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("scaling --sigma 1e200", "sigma: is 1e+200"),
+        ("scaling --sigma=-1", "sigma: is -1.0"),
+        ("scaling --temperature nan", "temperature: is nan"),
+        ("profile --heads 1000000", "1,000,000 heads of 256 positions and 64 features"),
+        (f"profile --heads {'9' * 30}", "heads: has 999"),
+        ("profile --lengths 999999999", "999,999,999 positions"),
+    ],
+)
+def test_the_command_line_refuses_in_one_line(arguments: str, words: str) -> None:
+    result = CliRunner().invoke(app, arguments.split())
+    assert result.exit_code == 2
+    assert result.output.startswith("clearhead: ")
+    assert words in result.output
+    assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("columns", [20, 40])
+def test_the_command_line_stays_within_narrow_terminals(columns: int) -> None:
+    for arguments in ("scaling --d-k 1,1024 --queries 8 --sigma 1e30", "profile --lengths 16,32 --heads 1"):
+        result = CliRunner().invoke(app, arguments.split(), env={"COLUMNS": str(columns), "TERM": "dumb"})
+        assert result.exit_code == 0
+        assert max(map(len, result.output.splitlines())) <= columns

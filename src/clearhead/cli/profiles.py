@@ -6,7 +6,7 @@ import json as json_module
 import re
 import textwrap
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
 from rich.columns import Columns
@@ -21,6 +21,7 @@ from clearhead.explain.render.terminal import printed
 from clearhead.measure.costs import PUBLISHED, cost
 from clearhead.measure.profiling import LENGTHS, Profile
 from clearhead.measure.profiling import profile as measure
+from clearhead.measure.tables import WIDTH
 
 
 def numbers(option: str, text: str) -> list[int]:
@@ -79,7 +80,7 @@ def profile(
     if json:
         typer.echo(found.json())
     else:
-        side_by_side(found.blocks())
+        side_by_side(found)
 
 
 def _paper(json: bool) -> None:
@@ -95,11 +96,20 @@ def _paper(json: bool) -> None:
     printed(console, Columns(blocks, padding=(0, 4)))
 
 
-def side_by_side(blocks: list[str]) -> None:
-    """Print blocks beside one another where there is room, and else one after the other."""
+class Tables(Protocol):
+    """What prints as two tables."""
+
+    def blocks(self, width: int) -> list[str]:
+        """The tables, each at most so wide."""
+
+
+def side_by_side(found: Tables) -> Console:
+    """Print two tables beside one another where there is room, and else one after the other; whoever goes on may."""
     console = Console(highlight=False)
+    blocks = found.blocks(min(console.width, WIDTH))
     wide = console.width >= 2 * max(len(line) for block in blocks for line in block.splitlines()) + 6
     if wide:
         printed(console, Columns([Text(block) for block in blocks], padding=(0, 6)))
     else:
         printed(console, Text("\n\n".join(block.strip("\n") for block in blocks)))
+    return console

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import textwrap
 import time
 import tracemalloc
@@ -16,16 +15,18 @@ from typing import Any
 import numpy as np
 
 from clearhead.calls import attention
-from clearhead.core.errors import ArgumentError
+from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.mask import Mask
 from clearhead.kernels.compiled import compiled
+from clearhead.measure.memory import SHARE, free_memory, require_room
 from clearhead.measure.plans import plan, quantity
+from clearhead.measure.tables import WIDTH, growth, laid_out
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 # A call is timed again until this much time has gone by, and the quickest counts: what disturbs only ever slows
 ENOUGH = 0.2
-# What the formula may take of the memory that is free
-SHARE = 0.5
+# More than this many heads, positions or features no machine has; products of them still are floats
+MOST = 2**40
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured, length by length. `print` it, or ask for `json()`; `plot_profile` draws it."""
+    """What was measured, length by length. `print` it, or ask for `json()`; `plot_profile` draws it.
+
+    `stopped` says from which length on the formula was not run, and why; `ended` from which on nothing was.
+    """
 
     heads: int
     features: int
@@ -68,6 +72,7 @@ class Profile:
     mask: str | None
     points: tuple[Point, ...]
     stopped: str | None
+    ended: str | None = None
 
     @property
     def formula_fit(self) -> Fit | None:
@@ -79,30 +84,40 @@ class Profile:
         """How the kernel's time grows; None with fewer than three lengths."""
         return fit([(p.length, p.kernel.seconds) for p in self.points])
 
-    def blocks(self) -> list[str]:
-        """The tables, one for the formula and one for the kernel, each at most 60 columns wide."""
-        heading = f"{self.heads} heads, {self.features} features, {self.dtype}"
-        first = [heading + (f", {self.mask}" if self.mask else ""), "", "the formula, with its matrix"]
-        first.append(f"{'length':>8} {'time':>10} {'growth':>7} {'peak':>10} {'matrix':>10}")
-        second = ["", "", f"the kernel{'s' if len(self.names) > 1 else ''} {', '.join(map(repr, self.names))}"]
-        second.append(f"{'length':>8} {'time':>10} {'growth':>7} {'peak':>10}")
+    def blocks(self, width: int = WIDTH) -> list[str]:
+        """The tables, one for the formula and one for the kernel; growth is by the length before."""
+        heading = f"{self.heads:,} heads, {self.features:,} features, {self.dtype}"
+        first = [*textwrap.wrap(heading + (f", {self.mask}" if self.mask else ""), width), ""]
+        second = [""] * len(first)  # so that lengths stand in line where the two are side by side
+        kernels = f"the kernel{'s' if len(self.names) > 1 else ''} {', '.join(map(repr, self.names))}"
+        for rows, title, way, found in (
+            (first, "the formula, with its matrix", "formula", self.formula_fit),
+            (second, kernels, "kernel", self.kernel_fit),
+        ):
+            rows += [*textwrap.wrap(title, width), *self._table(way, width)]
+            if found is not None:
+                rows += ["", *textwrap.wrap(str(found), width)]
+        for words in (self.stopped, self.ended):
+            if words is not None:
+                first += ["", *textwrap.wrap(words, width)]
+        return ["\n".join(first), "\n".join(second)]
+
+    def _table(self, way: str, width: int) -> list[str]:
+        titles = ["length", "time", "growth", "peak", "growth", "matrix", "growth"]
+        rows = []
         before: Point | None = None
         for point in self.points:
-            matrix = quantity(point.matrix, 1024, "B")
-            if point.formula is None:
-                first.append(f"{point.length:>8,} {'not run':>10} {'':>7} {'':>10} {matrix:>10}")
-            else:
-                first.append(
-                    _row(point.length, point.formula, None if before is None else before.formula) + f" {matrix:>10}"
-                )
-            second.append(_row(point.length, point.kernel, None if before is None else before.kernel))
+            now: Measured | None = getattr(point, way)
+            last: Measured | None = None if before is None else getattr(before, way)
+            row = [f"{point.length:,}", "not run", "", "", ""]
+            if now is not None:
+                row[1], row[3] = _seconds(now.seconds), quantity(now.peak, 1024, "B")
+                if last is not None:
+                    row[2], row[4] = growth(now.seconds, last.seconds), growth(now.peak, last.peak)
+            row += [quantity(point.matrix, 1024, "B"), "" if before is None else growth(point.matrix, before.matrix)]
+            rows.append(row if way == "formula" else row[:5])
             before = point
-        for rows, found in ((first, self.formula_fit), (second, self.kernel_fit)):
-            if found is not None:
-                rows += ["", str(found)]
-        if self.stopped:
-            first += ["", *textwrap.wrap(self.stopped, 60)]
-        return ["\n".join(first), "\n".join(second)]
+        return laid_out(titles if way == "formula" else titles[:5], rows, width)
 
     @property
     def names(self) -> list[str]:
@@ -117,11 +132,6 @@ class Profile:
         fits = {"formula_fit": self.formula_fit, "kernel_fit": self.kernel_fit}
         found = {name: None if one is None else asdict(one) for name, one in fits.items()}
         return json.dumps(asdict(self) | found)
-
-
-def _row(length: int, now: Measured, before: Measured | None) -> str:
-    growth = f"× {now.seconds / before.seconds:.2f}" if before is not None else ""
-    return f"{length:>8,} {_seconds(now.seconds):>10} {growth:>7} {quantity(now.peak, 1024, 'B'):>10}"
 
 
 def _seconds(value: float) -> str:
@@ -163,15 +173,23 @@ def profile(
     [16384, 65536, 262144]
 
     Memory is what NumPy allocated at its peak beyond the inputs. The formula is not run where it would take more than
-    `memory` bytes, half of what is free unless given, or where the `seconds` for all lengths would be spent; the report
-    says where that is. `progress(done, of, words)` is called before each measurement.
+    `memory` bytes, half of what is free unless given, or where the `seconds` for all lengths would be spent. Nothing is
+    run where q, k, v and the kernel alone would take more than half of what is free: at the first length that is an
+    error, and a later one ends the report. It says where that is. `progress(done, of, words)` is called before each
+    measurement.
     """
     chosen = _checked(lengths, heads, features, dtype, seconds)
+    taken = partial(_taken, int(heads), features=int(features), dtype=dtype)
+    sizes = f"{heads:,} heads of {chosen[0]:,} positions and {features:,} features"
+    require_room("heads, lengths and features", taken(chosen[0]), f"{sizes}, in q, k, v and the output,")
     limit = free_memory() * SHARE if memory is None else memory
     points: list[Point] = []
-    stopped = None
+    stopped = ended = None
     ends = time.perf_counter() + seconds
     for done, length in enumerate(chosen):
+        ended = _end(points, length, taken(length), ends)
+        if ended is not None:
+            break
         q, k, v = _inputs(heads, length, features, dtype)
         found = plan(q, k, v, mask=mask)
         if progress is not None:
@@ -185,16 +203,36 @@ def profile(
                 progress(2 * done + 1, 2 * len(chosen), f"the formula, {length:,}")
             formula = measure(partial(attention, q, k, v, mask=mask, kernel="dense"))
         points.append(Point(length, found.matrix_bytes, formula, kernel, found.kernel))
-        if time.perf_counter() > ends:
-            break
-    return Profile(heads, features, dtype, None if mask is None else repr(mask), tuple(points), stopped)
+    described = None if mask is None else repr(mask)
+    return Profile(int(heads), int(features), dtype, described, tuple(points), stopped, ended)
+
+
+def _taken(heads: int, length: int, features: int, dtype: str) -> float:
+    """About how many bytes q, k, v and a call of the kernel take: its output, what it packs, a few numbers a query."""
+    item = np.dtype(dtype).itemsize
+    return heads * length * (features * (3 * item + 4 * max(item, 4)) + 64.0)
+
+
+def _end(points: list[Point], length: int, taken: float, ends: float) -> str | None:
+    """Why nothing is to be run at this length any more."""
+    if not points:
+        return None
+    if time.perf_counter() > ends:
+        return f"everything stops before {length:,}: the time that it may take is over"
+    most = free_memory() * SHARE
+    if taken > most:
+        needed, free = quantity(taken, 1024, "B"), quantity(most, 1024, "B")
+        return f"everything stops before {length:,}: it would hold about {needed}, and may hold {free}"
+    return None
 
 
 def _checked(lengths: Any, heads: Any, features: Any, dtype: str, seconds: float) -> list[int]:
     chosen = list(LENGTHS if lengths is None else lengths)
     for name, values in (("lengths", chosen), ("heads", [heads]), ("features", [features])):
         if not values or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in values):
-            raise ArgumentError(name, f"is {values!r}, expected whole numbers of at least 1")
+            raise ArgumentError(name, f"is {shown(values)}, expected whole numbers of at least 1")
+        if max(values) > MOST:
+            raise ArgumentError(name, f"has {shown(max(values))}, expected at most {MOST:,}")
     if dtype not in ("float16", "float32", "float64"):
         raise ArgumentError("dtype", f"is {dtype!r}, expected one of float16, float32, float64")
     if not seconds > 0:
@@ -244,18 +282,3 @@ def measure(call: Callable[[], Any]) -> Measured:
         took = time.perf_counter() - start
         best, spent = min(best, took), spent + took
     return Measured(best, max(peak, 0))
-
-
-def free_memory() -> int:
-    """Bytes of memory that can be had now."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, ValueError, OSError):
-        return 2**32

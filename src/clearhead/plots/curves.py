@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -22,27 +23,40 @@ def _axes(axes: Any, count: int, width: float) -> np.ndarray:
 def plot_scaling(scaling: Scaling, *, axes: Any = None) -> np.ndarray:
     """Draw what `scaling` found: spread of scores, entropy, largest weight and gradient, with 1/√d and without.
 
+    Dotted are theory, and where all keys weigh the same.
+
     >>> import clearhead as ch
     >>> [ax.get_title() for ax in ch.plot_scaling(ch.scaling([4, 64]))]
     ['spread of scores', 'entropy (nats)', 'largest weight', 'softmax gradient']
     """
-    axes = _axes(axes, 4, 3.2)
+    own = axes is None
+    axes = _axes(axes, 4, 3.4)
     places = [row.d_k for row in scaling.rows]
-    fields = ("deviation", "entropy", "largest", "gradient")
-    titles = ("spread of scores", "entropy (nats)", "largest weight", "softmax gradient")
-    for ax, field, title in zip(axes, fields, titles, strict=True):
+    equal = 1 / scaling.keys
+    panels = (  # field, title, what it says, and its value where all keys weigh the same
+        ("deviation", "spread of scores", "standard deviation of q · k · scale", None),
+        ("entropy", "entropy (nats)", f"ln {scaling.keys:,}: all keys the same; 0: one takes all", scaling.uniform),
+        ("largest", "largest weight", "of a query, on average; 1: one key takes all", equal),
+        ("gradient", "softmax gradient", "Σ ∂w/∂s = 1 − Σ w²; 0: nothing can be learnt", 1 - equal),
+    )
+    for ax, (field, title, words, level) in zip(axes, panels, strict=True):
         for way, label, colour, mark in (("unscaled", "without", RED, "o"), ("scaled", "with 1/√d", BLUE, "s")):
             numbers = [getattr(getattr(row, way), field) for row in scaling.rows]
             ax.plot(places, numbers, color=colour, marker=mark, markersize=4, label=label)
             if field == "deviation":
                 theory = [getattr(row, way).predicted for row in scaling.rows]
                 ax.plot(places, theory, color=GREY, linestyle=":", linewidth=1)
+        if level is None:
+            ax.set_yscale("log", base=2)
+        else:
+            ax.axhline(level, color=GREY, linestyle=":", linewidth=1)
+            ax.set_ylim(bottom=0.0)
         ax.set_xscale("log", base=2)
         ax.set_title(title, fontsize="medium")
-        ax.set_xlabel("features d")
-    axes[0].set_yscale("log", base=2)
-    axes[1].axhline(scaling.uniform, color=GREY, linestyle=":", linewidth=1)
+        ax.set_xlabel(f"features d\n{words}", fontsize="small")
     axes[0].legend(frameon=False)
+    if own:
+        axes[0].figure.supxlabel("\n".join(textwrap.wrap(scaling.verdict(), 150)), fontsize="medium")
     return axes
 
 
