@@ -109,9 +109,10 @@ def test_what_profile_reserves_is_no_less_than_what_it_takes(monkeypatch: pytest
     monkeypatch.setattr("clearhead.measure.profiling.ENOUGH", 1e-9)
     for dtype, kernel in (("float16", "tiled"), ("float32", "compiled"), ("float64", "tiled"), ("float64", "compiled")):
         inputs = _inputs(32, 64, 64, dtype)
-        took = measure(partial(ch.attention, *inputs, kernel=kernel)).peak + sum(array.nbytes for array in inputs)
-        # a kernel also has buffers of a fixed size, which are few beside what is free
-        assert took <= _taken(32, 64, 64, dtype) + 2**18
+        call = partial(ch.attention, *inputs, kernel=kernel)
+        call()  # the first time also imports
+        held = measure(call).peak + sum(array.nbytes for array in inputs)
+        assert held <= _taken(32, 64, 64, dtype) <= 2 * held
 
 
 @pytest.mark.parametrize("version", [1, 2])

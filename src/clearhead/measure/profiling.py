@@ -210,7 +210,7 @@ def profile(
 def _taken(heads: int, length: int, features: int, dtype: str) -> float:
     """About how many bytes q, k, v and a call of the kernel take: its output, what it packs, a few numbers a query."""
     item = np.dtype(dtype).itemsize
-    return heads * length * (features * (3 * item + 4 * max(item, 4)) + 64.0)
+    return heads * length * (features * (3 * item + 3 * max(item, 4)) + 64.0)
 
 
 def _end(points: list[Point], length: int, taken: float, ends: float) -> str | None:
