@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import clearhead as ch
 from clearhead.cli import app
 from clearhead.core.formula import attention_loops
-from clearhead.measure.costs import PUBLISHED, Configuration, cost
+from clearhead.measure.costs import PUBLISHED, Configuration, cost, grown
 from clearhead.measure.memory import free_memory
 from clearhead.measure.profiling import Fit, Measured, Point, Profile, _inputs, _taken, fit, measure
 from clearhead.measure.scales import jacobian_norm
@@ -35,12 +35,72 @@ def test_cost_of_both_products_is_that_of_plan_and_of_the_loops() -> None:
     assert found.cache_bytes == 2 * q.nbytes
 
 
+def test_multiply_adds_are_counted_as_texts_count_them() -> None:
+    one = cost(Configuration("a text's", layers=1, heads=1, key_heads=1, features=64, tokens=512))
+    scores, scale, softmax, values = one.steps
+    # "17 million, 34 million a head", "262 thousand" for the softmax
+    assert scores.multiply_adds == values.multiply_adds == 512 * 512 * 64
+    assert softmax.multiply_adds == 512 * 512
+    assert round(scores.multiply_adds / 1e6) == 17
+    assert round(one.multiply_adds / 1e6) == 34
+    eight = cost(Configuration("a text's", layers=1, heads=8, key_heads=8, features=64, tokens=512))
+    assert round(eight.multiply_adds / 1e7) == 27
+    assert [step.flops for step in (scores, scale, values)] == [2 * 512 * 512 * 64, 512 * 512, 2 * 512 * 512 * 64]
+    counted = attention_loops(*np.zeros((3, 7, 5)))
+    small = cost(Configuration("loops", layers=1, heads=1, key_heads=1, features=5, tokens=7))
+    assert small.steps[0].multiply_adds + small.steps[3].multiply_adds == counted.multiply_adds
+
+
+def test_memory_held_at_each_step_is_what_the_arrays_take() -> None:
+    one = Configuration("small", layers=3, heads=6, key_heads=2, features=5, tokens=7, batch=11, item=8)
+    q, k = np.zeros((11, 6, 7, 5)), np.zeros((11, 2, 7, 5))
+    v, matrix, output = k.copy(), np.zeros((11, 6, 7, 7)), q.copy()
+    given = q.nbytes + k.nbytes + v.nbytes
+    held = [step.held for step in cost(one).steps]
+    assert held == [
+        given + more for more in (matrix.nbytes, 2 * matrix.nbytes, 2 * matrix.nbytes, matrix.nbytes + output.nbytes)
+    ]
+    assert cost(one).held == max(held)
+
+
+def test_growth_of_cost() -> None:
+    found = grown("GPT-3 175B", [2048, 4096, 16384])
+    assert [one.configuration.tokens for one in found.costs] == [2048, 4096, 16384]
+    assert found.costs[2].flops == pytest.approx(1.28e15, rel=2e-3)  # where a text has 4e12
+    lines = str(found).splitlines()
+    assert lines[2].split()[3:5] == ["×", "4.00"]
+    assert lines[3].split().count("16.00") == 2
+    assert lines[3].endswith("× 4.00")  # the cache grows as the tokens do
+    with pytest.raises(ch.ArgumentError, match="tokens: is empty"):
+        grown("GPT-3 175B", [])
+
+
+@pytest.mark.parametrize("width", [24, 30, 60])
+def test_costs_stay_within_their_width(width: int) -> None:
+    shown = "\n".join([cost(name).text(width) for name in PUBLISHED] + [grown("ViT-L/16", [197, 10**6]).text(width)])
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(number in shown for number in ("20.02 TFLOP", "1.641 GiB", "9.934 T"))
+
+
+def test_costs_of_no_configuration_are_refused() -> None:
+    good = {"name": "mine", "layers": 1, "heads": 6, "key_heads": 2, "features": 5, "tokens": 7}
+    for name, value, words in (
+        ("heads", 5, "heads: is 5, expected a multiple of key_heads, 2"),
+        ("tokens", 0, "tokens: is 0, expected a whole number from 1"),
+        ("layers", 1.5, "layers: is 1.5"),
+        ("features", 10**5000, "features: is a whole number of thousands of digits"),
+    ):
+        with pytest.raises(ch.ArgumentError, match=words):
+            cost(Configuration(**good | {name: value}))
+
+
 def test_published_configurations() -> None:
     # 2 · layers · heads · features · tokens · 2 bytes, from each paper's own table
     assert cost("GPT-3 175B").cache_bytes == 2 * 96 * 12288 * 2048 * 2
     assert cost("LLaMA-2 70B").cache_bytes == 2 * 80 * 8 * 128 * 4096 * 2
     assert cost("ViT-L/16").matrix_bytes == 24 * 16 * 197 * 197 * 2
     assert cost("AlphaFold 2").matrix_bytes == 48 * 128 * 8 * 256 * 256 * 2
+    assert cost("AlphaFold 2, 500 residues").matrix_bytes == 48 * 128 * 8 * 500 * 500 * 2
     assert all(one.source for one in PUBLISHED.values())
     assert all(len(line) <= 64 for name in PUBLISHED for line in str(cost(name)).splitlines())
     with pytest.raises(ch.ArgumentError, match="configuration: is 'GPT-9'"):
@@ -290,6 +350,21 @@ def test_the_command_line_refuses_in_one_line(arguments: str, words: str) -> Non
     assert result.output.startswith("clearhead: ")
     assert words in result.output
     assert result.output.count("\n") == 1
+
+
+def test_the_command_line_counts_on_paper_at_any_length() -> None:
+    arguments = "profile --paper --lengths 1024,512 --heads 8 --features 64"
+    result = CliRunner().invoke(app, arguments.split(), env={"COLUMNS": "60", "TERM": "dumb"})
+    assert result.exit_code == 0
+    assert [line.split()[:3] for line in result.output.splitlines()[-2:]] == [
+        ["512", "270.5", "M"],
+        ["1,024", "1.082", "G"],
+    ]
+    rows = json.loads(CliRunner().invoke(app, [*arguments.split(), "--json"]).output)
+    assert [row["multiply_adds"] for row in rows] == [270532608, 4 * 270532608]
+    assert [row["configuration"]["item"] for row in rows] == [4, 4]
+    said = CliRunner().invoke(app, ["profile", "--paper"]).output
+    assert "GPT-4 is not among them" in said
 
 
 @pytest.mark.parametrize("columns", [20, 40])

@@ -18,10 +18,13 @@ from clearhead.cli import inputs
 from clearhead.core.errors import ArgumentError
 from clearhead.core.spelling import read_mask
 from clearhead.explain.render.terminal import printed
-from clearhead.measure.costs import PUBLISHED, cost
+from clearhead.measure.costs import PUBLISHED, Configuration, Growth, cost, grown
 from clearhead.measure.profiling import LENGTHS, Profile
 from clearhead.measure.profiling import profile as measure
 from clearhead.measure.tables import WIDTH
+
+ITEMS = {"float16": 2, "float32": 4, "float64": 8}
+NOT_PUBLISHED = "GPT-4 is not among them: its sizes were not published, and what is said of them is guessed."
 
 
 def numbers(option: str, text: str) -> list[int]:
@@ -62,7 +65,9 @@ def profile(
     dtype: Annotated[str, typer.Option(help="float16, float32 or float64.")] = "float32",
     mask: inputs.MaskText = None,
     seconds: Annotated[float, typer.Option(help="How long it may take in all.")] = 60.0,
-    paper: Annotated[bool, typer.Option("--paper", help="Cost on paper of published models; measure nothing.")] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="On paper: of published models, or at --lengths; measure nothing.")
+    ] = False,
     json: inputs.Json = False,
 ) -> None:
     r"""Measure time and memory of the formula with its matrix, and of the best kernel.
@@ -72,9 +77,11 @@ def profile(
       clearhead profile
       clearhead profile --lengths 512,1024,2048,4096 --mask "causal()" --json
       clearhead profile --paper
+      clearhead profile --paper --lengths 512,1024,2048 --heads 8
     """
     if paper:
-        _paper(json)
+        chosen = None if lengths is None else numbers("--lengths", lengths)
+        _paper(json, chosen, heads, features, dtype)
         return
     found = measured(lengths, heads, features, dtype, mask, seconds)
     if json:
@@ -83,17 +90,30 @@ def profile(
         side_by_side(found)
 
 
-def _paper(json: bool) -> None:
-    costs = [cost(name) for name in PUBLISHED]
-    if json:
-        typer.echo(json_module.dumps([asdict(one) | {"flops": one.flops, "bytes": one.bytes} for one in costs]))
-        return
+def _paper(json: bool, lengths: list[int] | None, heads: int, features: int, dtype: str) -> None:
+    """Published models, or, where lengths are given, what one layer of these sizes costs at each of them."""
     console = Console(highlight=False)
+    width = min(console.width, WIDTH)
+    if lengths is None:
+        costs = [cost(name) for name in PUBLISHED]
+    else:
+        if dtype not in ITEMS:
+            raise ArgumentError("--dtype", f"is {dtype!r}, expected one of {', '.join(ITEMS)}")
+        one = Configuration("one layer", 1, heads, heads, features, lengths[0], item=ITEMS[dtype])
+        costs = [*grown(one, sorted(lengths)).costs]
+    if json:
+        counted = ("flops", "bytes", "multiply_adds", "held")
+        typer.echo(json_module.dumps([asdict(one) | {name: getattr(one, name) for name in counted} for one in costs]))
+        return
+    if lengths is not None:
+        printed(console, Text(f"{costs[-1].text(width)}\n\n{Growth(tuple(costs)).text(width)}"))
+        return
     blocks = []
-    for one in costs:
-        source = textwrap.fill(one.configuration.source, 60, initial_indent="  ", subsequent_indent="  ")
-        blocks.append(Text(f"{one}\n{source}\n"))
+    for one_cost in costs:
+        source = textwrap.fill(one_cost.configuration.source, width, initial_indent="  ", subsequent_indent="  ")
+        blocks.append(Text(f"{one_cost.text(width)}\n{source}\n"))
     printed(console, Columns(blocks, padding=(0, 4)))
+    printed(console, Text("\n" + textwrap.fill(NOT_PUBLISHED, width)))
 
 
 class Tables(Protocol):

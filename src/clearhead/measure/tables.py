@@ -9,8 +9,12 @@ from collections.abc import Sequence
 WIDTH = 60
 
 
-def laid_out(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
+def laid_out(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH, *, names: bool = False
+) -> list[str]:
     r"""The lines of a table, right-aligned. What does not fit goes below, under the first column once more.
+
+    `names` says that the first column has words in it, which stand at the left.
 
     >>> print(*laid_out(["d", "spread", "entropy"], [["16", "4.156", "1.2785"]], width=20), sep="\n")
      d  spread  entropy
@@ -35,7 +39,8 @@ def laid_out(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int = 
     for part in parts:
         lines += [] if not lines else [""]
         for row in (titles, *rows):
-            lines.append((" " * gap).join(row[i].rjust(widths[i]) for i in part).rstrip())
+            cells = [row[i].ljust(widths[i]) if names and i == 0 else row[i].rjust(widths[i]) for i in part]
+            lines.append((" " * gap).join(cells).rstrip())
     return lines
 
 
