@@ -27,15 +27,17 @@ from clearhead.nn.gpt import sample
 TEXT = "attention is all you need, and every head looks where it likes. " * 2
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_block_is_pytorchs_encoder_layer(norm: Any, bias: bool) -> None:
+@pytest.mark.parametrize("norm", ["pre", "post", None])
+@pytest.mark.parametrize(("bias", "activation"), [(True, "gelu"), (False, "gelu"), (True, "relu")])
+def test_a_block_is_pytorchs_encoder_layer(norm: Any, bias: bool, activation: Any) -> None:
     theirs = nn.TransformerEncoderLayer(
-        12, 3, 20, dropout=0.0, activation="gelu", batch_first=True, norm_first=norm == "pre", bias=bias
+        12, 3, 20, dropout=0.0, activation=activation, batch_first=True, norm_first=norm == "pre", bias=bias
     )
+    if norm is None:
+        theirs.norm1 = theirs.norm2 = nn.Identity()
     for parameter in theirs.parameters():
         nn.init.normal_(parameter)
-    mine = TransformerBlock(12, 3, norm=norm, hidden=20, bias=bias)
+    mine = TransformerBlock(12, 3, norm=norm, hidden=20, bias=bias, activation=activation)
     names = {"self_attn.": "attention.", "linear1.": "feed_forward.up.", "linear2.": "feed_forward.down."}
     state = {}
     for name, tensor in theirs.state_dict().items():
@@ -93,10 +95,25 @@ def model(**options: Any) -> GPT:
 KINDS: dict[str, dict[str, Any]] = {
     "rotary": {},
     "learned": {"positions": "learned"},
+    "sinusoidal, ReLU": {"positions": "sinusoidal", "activation": "relu"},
     "alibi, grouped": {"positions": "alibi", "kv_heads": 2},
     "relative, SwiGLU, RMSNorm": {"positions": "relative", "activation": "swiglu", "rms": True, "bias": False},
     "window, multi-query, normed": {"window": 3, "kv_heads": 1, "qk_norm": True, "tied": False},
 }
+
+
+def test_sinusoidal_positions_are_those_of_the_library() -> None:
+    gpt = model(positions="sinusoidal", layers=1).double()
+    tokens = torch.randint(29, (2, 50), generator=torch.Generator().manual_seed(1))  # more than context: no table ends
+    stream = gpt.tokens(tokens) * 32**0.5 + torch.tensor(ch.sinusoidal(50, 32))
+    want = gpt.head(gpt.norm(gpt.blocks[0](stream)))
+    torch.testing.assert_close(gpt(tokens), want, rtol=1e-12, atol=1e-12)
+    # it can tell where tokens stand, which without positions it cannot
+    same = torch.full((1, 6), 7)
+    assert not torch.allclose(gpt(same)[0, 0], gpt(same)[0, 5])
+    blind = model(positions=None, layers=1)
+    torch.testing.assert_close(blind(same)[0, 0], blind(same)[0, 5])
+    assert set(gpt.state_dict()) == set(blind.state_dict())  # nothing is learnt, and nothing is saved
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
@@ -249,8 +266,12 @@ def test_compiled_in_one_graph_and_exported() -> None:
 
 ONE, TWO = torch.tensor([1]), torch.tensor([[1, 2], [3, 4]])
 REFUSED: dict[str, Any] = {
-    "norm: is 'sandwich', expected 'pre' or 'post'": lambda: TransformerBlock(12, 3, norm="sandwich"),
-    "activation: is 'relu', expected 'gelu' or 'swiglu'": lambda: FeedForward(12, activation="relu"),
+    "norm: is 'sandwich', expected 'pre', 'post' or None": lambda: TransformerBlock(12, 3, norm="sandwich"),
+    "rms: is True, and norm is None: there is no norm to be one": lambda: TransformerBlock(12, 3, norm=None, rms=True),
+    "activation: is 'tanh', expected 'gelu', 'relu' or 'swiglu'": lambda: FeedForward(12, activation="tanh"),
+    "positions: are sinusoidal over 33 features, expected an even number": (
+        lambda: model(positions="sinusoidal", width=33, heads=3)
+    ),
     "attention: is given together with window, which it has its own of": (
         lambda: TransformerBlock(12, 3, attention=nn.Identity(), window=3)
     ),

@@ -1,4 +1,4 @@
-"""TransformerBlock: attention and a feed-forward part, each added to what came in, with the norm before or after."""
+"""TransformerBlock: attention and a feed-forward part, each added to what came in, the norm before, after or none."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from clearhead.nn.attend import probability, size
 from clearhead.nn.cache import KVCache, all_or_nothing
 from clearhead.nn.multihead import MultiHeadAttention
 
-Activation = Literal["gelu", "swiglu"]
+Activation = Literal["gelu", "relu", "swiglu"]
 
 
 class FeedForward(nn.Module):
-    """Each position by itself: down(gelu(up(x))), or, with "swiglu", down(silu(gate(x)) · up(x)).
+    """Each position by itself: down(gelu(up(x))), or relu in its place, or, with "swiglu", down(silu(gate(x)) · up(x)).
 
     `hidden` is 4 · dim unless given; for SwiGLU two thirds of that, so that it has as many weights, in multiples of 8.
     """
@@ -25,10 +25,10 @@ class FeedForward(nn.Module):
         self, dim: int, hidden: int | None = None, activation: Activation = "gelu", bias: bool = True, **made: Any
     ) -> None:
         super().__init__()
-        if activation not in ("gelu", "swiglu"):
-            raise ArgumentError("activation", f"is {activation!r}, expected 'gelu' or 'swiglu'")
+        if activation not in ("gelu", "relu", "swiglu"):
+            raise ArgumentError("activation", f"is {activation!r}, expected 'gelu', 'relu' or 'swiglu'")
         if hidden is None:
-            hidden = 4 * dim if activation == "gelu" else -(-8 * dim // 24) * 8
+            hidden = -(-8 * dim // 24) * 8 if activation == "swiglu" else 4 * dim
         size("hidden", hidden)
         self.activation = activation
         self.gate = nn.Linear(dim, hidden, bias=bias, **made) if activation == "swiglu" else None
@@ -37,7 +37,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, dim)."""
-        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        if self.gate is not None:
+            inner = F.silu(self.gate(x)) * self.up(x)
+        else:
+            inner = F.relu(self.up(x)) if self.activation == "relu" else F.gelu(self.up(x))
         output: Tensor = self.down(inner)
         return output
 
@@ -51,8 +54,16 @@ class TransformerBlock(nn.Module):
     >>> block(torch.randn(3, 10, 64)).shape
     torch.Size([3, 10, 64])
 
-    - norm: "pre", x + f(norm(x)), or "post", norm(x + f(x)). rms: RMSNorm in place of LayerNorm.
-    - hidden, activation: those of the feed-forward part, "gelu" or "swiglu".
+    As introductions write it, x + attention(x), then x + W₂ relu(W₁ x):
+
+    >>> plain = TransformerBlock(64, 8, norm=None, activation="relu")
+    >>> x = torch.randn(3, 10, 64)
+    >>> middle = x + plain.attention(x)
+    >>> torch.equal(plain(x), middle + plain.feed_forward.down(plain.feed_forward.up(middle).relu()))
+    True
+
+    - norm: "pre", x + f(norm(x)); "post", norm(x + f(x)); or None, x + f(x). rms: RMSNorm in place of LayerNorm.
+    - hidden, activation: those of the feed-forward part, "gelu", "relu" or "swiglu".
     - dropout: of what is added to the stream, while training; that of the weights is `attention_dropout`.
     - attention: a module of your own, `LatentAttention` or `DifferentialAttention`; unless given, `MultiHeadAttention`
       with the other options.
@@ -63,7 +74,7 @@ class TransformerBlock(nn.Module):
         dim: int,
         num_heads: int,
         *,
-        norm: Literal["pre", "post"] = "pre",
+        norm: Literal["pre", "post"] | None = "pre",
         rms: bool = False,
         hidden: int | None = None,
         activation: Activation = "gelu",
@@ -76,8 +87,10 @@ class TransformerBlock(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if norm not in ("pre", "post"):
-            raise ArgumentError("norm", f"is {norm!r}, expected 'pre' or 'post'")
+        if norm not in ("pre", "post", None):
+            raise ArgumentError("norm", f"is {norm!r}, expected 'pre', 'post' or None")
+        if norm is None and rms:
+            raise ArgumentError("rms", "is True, and norm is None: there is no norm to be one")
         own = [*options, *(["attention_dropout"] if attention_dropout else [])]
         if attention is not None and own:
             raise ArgumentError("attention", f"is given together with {', '.join(own)}, which it has its own of")
@@ -87,15 +100,13 @@ class TransformerBlock(nn.Module):
         self.norm, self.dropout = norm, probability("dropout", dropout)
         self.attention = attention
         self.feed_forward = FeedForward(dim, hidden, activation, bias, **made)
-        self.norm1, self.norm2 = (
-            nn.RMSNorm(dim, eps=1e-5, **made) if rms else nn.LayerNorm(dim, bias=bias, **made) for _ in range(2)
-        )
+        self.norm1, self.norm2 = (_norm(norm, rms, dim, bias, made) for _ in range(2))
 
     @all_or_nothing
     def forward(self, x: Tensor, *, mask: Any = None, lengths: Any = None, cache: KVCache | None = None) -> Tensor:
         """x (batch, positions, dim); mask, lengths and cache are those of the attention module."""
         how = {"mask": mask, "lengths": lengths, "cache": cache}
-        if self.norm == "pre":
+        if self.norm != "post":  # without a norm, norm1 and norm2 hand on what they are given
             x = x + self._dropped(self.attention(self.norm1(x), **how))
             return x + self._dropped(self.feed_forward(self.norm2(x)))
         x = self.norm1(x + self._dropped(self.attention(x, **how)))
@@ -107,3 +118,9 @@ class TransformerBlock(nn.Module):
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}" + (f", dropout={self.dropout}" if self.dropout else "")
+
+
+def _norm(norm: str | None, rms: bool, dim: int, bias: bool, made: dict[str, Any]) -> nn.Module:
+    if norm is None:
+        return nn.Identity()
+    return nn.RMSNorm(dim, eps=1e-5, **made) if rms else nn.LayerNorm(dim, bias=bias, **made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,18 @@ from torch import Tensor, nn
 from clearhead.core.errors import ArgumentError
 from clearhead.core.positions import Bias, Rotary, rotary
 from clearhead.nn.attend import size
-from clearhead.nn.block import TransformerBlock
+from clearhead.nn.block import Activation, TransformerBlock
 from clearhead.nn.cache import KVCache, all_or_nothing, begun, whole
 from clearhead.nn.places import query_places
+from clearhead.nn.sinusoids import Sinusoids
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The sizes of a `GPT`. `positions` is "learned", or what `MultiHeadAttention` takes."""
+    """The sizes of a `GPT`. `positions` is "learned", "sinusoidal", or what `MultiHeadAttention` takes.
+
+    Sinusoidal positions are added as in the Transformer paper, to embeddings times √width, and end at no `context`.
+    """
 
     vocabulary: int
     context: int = 1024
@@ -30,7 +34,7 @@ class GPTConfig:
     width: int = 768
     kv_heads: int | None = None
     hidden: int | None = None
-    activation: Literal["gelu", "swiglu"] = "gelu"
+    activation: Activation = "gelu"
     positions: Rotary | Bias | str | None = field(default_factory=rotary)
     rms: bool = False
     bias: bool = True
@@ -56,9 +60,11 @@ class GPT(nn.Module):
         made = {"device": device, "dtype": dtype}
         for name in ("vocabulary", "context", "layers", "heads", "width"):
             size(name, getattr(config, name))
-        learned = isinstance(config.positions, str) and config.positions == "learned"
+        given = config.positions if isinstance(config.positions, str) else None
+        added = given if given in ("learned", "sinusoidal") else None
         self.tokens = nn.Embedding(config.vocabulary, config.width, **made)
-        self.places = nn.Embedding(config.context, config.width, **made) if learned else None
+        self.places = nn.Embedding(config.context, config.width, **made) if added == "learned" else None
+        self.sinusoids = Sinusoids(config.width) if added == "sinusoidal" else None
         self.blocks = nn.ModuleList(
             TransformerBlock(
                 config.width,
@@ -70,7 +76,7 @@ class GPT(nn.Module):
                 bias=config.bias,
                 dropout=config.dropout,
                 attention_dropout=config.dropout,
-                positions=None if learned else config.positions,
+                positions=config.positions if added is None else None,
                 qk_norm=config.qk_norm,
                 window=config.window,
                 causal=True,
@@ -120,6 +126,9 @@ class GPT(nn.Module):
                     "tokens", f"come to {end} positions, expected at most context, {self.config.context}"
                 )
             x = x + self.places(query_places(start, tokens.shape[1], tokens))
+        if self.sinusoids is not None:
+            # embeddings are drawn small; times √width they are of the size that sines have
+            x = x * self.config.width**0.5 + self.sinusoids(query_places(start, tokens.shape[1], tokens), x)
         x = F.dropout(x, self.config.dropout, self.training)
         for place, block in enumerate(self.blocks):
             x = block(x, cache=None if caches is None else caches[place], lengths=lengths)
