@@ -183,7 +183,7 @@ def test_summary_leaves_padding_out():
         assert one.largest == pytest.approx(other.largest, rel=1e-5)
 
 
-@pytest.mark.parametrize("width", [60, 140])
+@pytest.mark.parametrize("width", [50, 60, 140])
 def test_summary_fits_the_terminal(gpt, width):
     console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(gpt.summary())
@@ -191,7 +191,9 @@ def test_summary_fits_the_terminal(gpt, width):
     assert len(lines) == 10
     assert max(map(len, lines)) <= width
     assert ("h.2.attn" in console.file.getvalue()) == (width == 140)
-    assert all(title in lines[0] for title in ("head", "entropy", "on first", "distance", "largest"))
+    assert all(title in lines[0] for title in ("head", "entropy", "on first", "distance", "logit"))
+    assert ("largest logit" in lines[0]) == (width >= 60)
+    assert "largest logit" in str(gpt.summary())
     unasked = seen_of(Gpt(layers=1), ids(), want={"top": 2}).summary()
     assert unasked.lines[0].distance is None
     assert "–" in str(unasked)

@@ -17,6 +17,7 @@ from clearhead.core.observations import Observed, Want, want
 from clearhead.core.partial import keys_share
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
+from clearhead.core.temperature import tempered
 from clearhead.kernels.choose import AT_ONCE, choose, choose_gradients
 from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense
@@ -31,6 +32,7 @@ def attention(
     mask: Mask | AnyArray | None = None,
     bias: Bias | AnyArray | None = None,
     scale: float | None = None,
+    temperature: float | None = None,
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout: tuple[float, int | Array] | None = None,
@@ -53,7 +55,7 @@ def attention(
       `causal() & window(128)`. A query that may attend to nothing has output 0. Keys that no query may attend to never
       influence the result, even if they are NaN; a NaN or inf spoils exactly the queries that may attend to it.
     - bias: added to the scaled scores; an array that broadcasts, or `alibi(…)`, `relative_bias(…)`.
-    - scale: 1/√D unless given; a temperature τ is scale=1/(τ√D).
+    - scale: 1/√D unless given. temperature: τ divides the scale, 1/(τ√D); above 1 it evens the weights out.
     - softcap: c·tanh(score / c), before bias and mask.
     - sinks: (Hq,), one logit a head that joins the softmax's denominator only; −inf is none, inf leaves output 0.
     - dropout: (probability, seed). The same seed drops the same weights in every kernel and library. A seed may be a
@@ -65,6 +67,8 @@ def attention(
     """
     plain = bias is None and softcap is None and sinks is None and dropout is None
     quick = False
+    if temperature is not None:
+        scale = tempered(temperature, scale, q)
     if plain and kernel is None and type(q) is type(k) is type(v) is np.ndarray:  # type: ignore[comparison-overlap]  # q is of any library
         output = AT_ONCE["numpy"].at_once(q, k, v, mask, scale)
         if output is not None:
@@ -104,6 +108,7 @@ def observe(
     mask: Mask | AnyArray | None = None,
     bias: Bias | AnyArray | None = None,
     scale: float | None = None,
+    temperature: float | None = None,
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout: tuple[float, int | Array] | None = None,
@@ -137,6 +142,8 @@ def observe(
     if is_torch(q):
         q, k, v = autograd.autocast(q, k, v)
     mask = of_pytorch("mask", mask, q, k)
+    if temperature is not None:
+        scale = tempered(temperature, scale, q)
     require_numbers(kernel, q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks)
     asked = partial(want, top=top, received=received, map=map, queries=queries, weights=weights)
     problem = pose(
@@ -157,6 +164,7 @@ def gradients(
     mask: Mask | AnyArray | None = None,
     bias: Bias | AnyArray | None = None,
     scale: float | None = None,
+    temperature: float | None = None,
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout: tuple[float, int | Array] | None = None,
@@ -174,6 +182,8 @@ def gradients(
     [(5, 8), (5, 8), (5, 8)]
     """
     mask = of_pytorch("mask", mask, q, k)
+    if temperature is not None:
+        scale = tempered(temperature, scale, q)
     require_numbers(kernel, q=q, k=k, v=v, dout=dout, mask=mask, bias=bias, sinks=sinks, dlse=dlse)
     problem = pose(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout,

@@ -30,6 +30,7 @@ def explain(
     mask: inputs.MaskText = None,
     causal: inputs.Causal = False,
     scale: inputs.Scale = None,
+    temperature: inputs.Temperature = None,
     softcap: inputs.Softcap = None,
     keys: Annotated[int, typer.Option(min=1, help="How many keys to show where there are more.")] = 16,
     walk: Annotated[bool, typer.Option("--walk", help="One operation at a time, at a key press.")] = False,
@@ -48,7 +49,7 @@ def explain(
       clearhead explain random:3,3,3 --walk
       clearhead explain --npz call.npz --query -1 --head 0,2 --html row.html
     """
-    call = inputs.given(example, npz, npy, safetensors, json_input, tokens, mask, causal, scale, softcap)
+    call = inputs.given(example, npz, npy, safetensors, json_input, tokens, mask, causal, scale, softcap, temperature)
     queries = call.q.shape[-2] if call.q.ndim > 1 else 0
     if not queries:
         raise ArgumentError("q", f"has shape {call.q.shape}: there is no query to look at")

@@ -43,6 +43,7 @@ Head = Annotated[str | None, typer.Option(help="The head, or batch,…,head.", m
 MaskText = Annotated[str | None, typer.Option("--mask", help='As in Python: "causal() & window(128)".', metavar="MASK")]
 Causal = Annotated[bool, typer.Option("--causal", help="Let each token see only itself and those before.")]
 Scale = Annotated[float | None, typer.Option(help="What scores are multiplied with; 1/√D unless given.")]
+Temperature = Annotated[float | None, typer.Option(help="What the scale is divided by; above 1 weights even out.")]
 Softcap = Annotated[float | None, typer.Option(help="c · tanh(score / c), before the mask.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -83,6 +84,7 @@ def given(
     causally: bool,
     scale: float | None = None,
     softcap: float | None = None,
+    temperature: float | None = None,
 ) -> Given:
     """One call out of all the ways it may be given; only one of them at a time."""
     ways = {"--npz": npz, "--npy": npy, "--safetensors": safetensors, "--json-input": json_input}
@@ -106,6 +108,7 @@ def given(
     if queries is None and names is not None and found["q"].shape[-2:-1] == found["k"].shape[-2:-1]:
         queries = names
     options: dict[str, Any] = {"mask": _mask(mask, causally), "scale": scale, "softcap": softcap}
+    options["temperature"] = temperature
     return Given(
         name,
         about,

@@ -5,26 +5,39 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
+from clearhead.core.arrays import is_traced
 from clearhead.core.errors import ArgumentError, shown
+from clearhead.core.problem import default_scale, refuse_gradient
 
 
-def tempered(temperature: Any, scale: Any, features: int) -> Any:
-    """The scale divided by a temperature; scale is 1/√features unless given.
+def tempered(temperature: Any, scale: Any, q: Any) -> Any:
+    """The scale of a call divided by a temperature; it is 1/√D unless given.
 
-    >>> tempered(2.0, None, 16), tempered(0.5, 0.1, 16)
+    >>> import numpy as np
+    >>> q = np.zeros((5, 16))
+    >>> tempered(2.0, None, q), tempered(0.5, 0.1, q)
     (0.125, 0.2)
 
     A number that is not known yet, as under `jax.jit`, is divided by as it is.
     """
-    if isinstance(temperature, bool | str) or temperature is None:
-        raise ArgumentError("temperature", f"is {temperature!r}, expected a finite number above 0")
-    if isinstance(temperature, int | float | np.integer | np.floating):
-        if not 0 < temperature < math.inf:
-            why = "; towards 0 the key with the largest score has all the weight" if temperature == 0 else ""
-            raise ArgumentError("temperature", f"is {shown(temperature)}, expected a finite number above 0{why}")
-        temperature = float(temperature)
+    if not is_traced(temperature):
+        temperature = _known(temperature)
     if scale is None:
-        return 1.0 / (temperature * math.sqrt(features)) if features else 1.0
-    return scale / temperature
+        # what is no array is refused by who checks arrays
+        scale = default_scale(q) if len(getattr(q, "shape", ())) else 1.0
+    try:
+        return scale / temperature
+    except TypeError:
+        raise ArgumentError("scale", f"is {shown(scale)}, expected a finite number") from None
+
+
+def _known(temperature: Any) -> float:
+    refuse_gradient("temperature", temperature)
+    try:
+        number = float(temperature)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(temperature, bool | str) or not 0 < number < math.inf:
+        why = ": towards 0 the key with the largest score takes all the weight" if number == 0 else ""
+        raise ArgumentError("temperature", f"is {shown(temperature)}, expected a finite number above 0{why}")
+    return number

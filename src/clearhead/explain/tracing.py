@@ -15,6 +15,7 @@ from clearhead.core.errors import ArgumentError
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
+from clearhead.core.temperature import tempered
 from clearhead.explain.render import html, text
 from clearhead.explain.render.page import Page, given_vector
 from clearhead.explain.row import Row, row_of
@@ -176,6 +177,7 @@ def trace(
     mask: Mask | AnyArray | None = None,
     bias: Bias | AnyArray | None = None,
     scale: float | None = None,
+    temperature: float | None = None,
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout: tuple[float, int] | None = None,
@@ -217,6 +219,8 @@ def trace(
     The result is one value: `print` it, `rich.print` it, let a notebook show it, or ask it for `markdown()`, `html()`,
     `latex()`, `json()`, one pair with `cell(key)`, or every single operation with `walk()`.
     """
+    if temperature is not None:
+        scale = tempered(temperature, scale, q)
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     grid = problem.grid
     keys = names_for("tokens", tokens, grid.keys, "keys", prefix="key ")

@@ -9,6 +9,7 @@ from clearhead.core.grid import Grid
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
+from clearhead.core.temperature import tempered
 from clearhead.kernels.choose import choose_gradients, compare, passes_of
 
 # Tiles of this size are where a mask is looked at for what it lets a kernel skip.
@@ -58,6 +59,7 @@ def plan(
     mask: Mask | AnyArray | None = None,
     bias: Bias | AnyArray | None = None,
     scale: float | None = None,
+    temperature: float | None = None,
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout: tuple[float, int] | None = None,
@@ -80,6 +82,8 @@ def plan(
       bytes moved   32 MiB
       full matrix   512 MiB, never built
     """
+    if temperature is not None:
+        scale = tempered(temperature, scale, q)
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     chosen, others = compare(problem, kernel)
     grid = problem.grid

@@ -14,7 +14,6 @@ import numpy as np
 from clearhead.calls import observe
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.formula import score
-from clearhead.core.temperature import tempered
 from clearhead.measure.memory import require_room
 from clearhead.measure.tables import WIDTH, laid_out, number
 
@@ -207,7 +206,7 @@ def scaling(
         k = sigma * generator.standard_normal((keys, d))
         root = math.sqrt(d)
         unscaled = _sharpness(q, k, 1.0 / temperature, sigma**2 * root / temperature)
-        scaled = _sharpness(q, k, tempered(temperature, None, d), sigma**2 / temperature)
+        scaled = _sharpness(q, k, 1.0 / (temperature * root), sigma**2 / temperature)
         rows.append(Spread(d, unscaled, scaled))
     return Scaling(keys, queries, sigma, math.log(keys), tuple(rows), temperature)
 

@@ -25,7 +25,7 @@ class Line:
     - entropy: the mean of −Σ w ln w over queries, in nats.
     - first: the mean weight on the first token, the first key that anything attends to.
     - distance: the mean of Σ w·|i − j|, in positions.
-    - largest: the largest score of all.
+    - largest: the largest logit, the score before the softmax, of all its queries; not a weight.
     """
 
     name: str
@@ -72,7 +72,7 @@ def _table(lines: Sequence[Line], width: int) -> Table:
     else:
         table.add_column("module", overflow="ellipsis", no_wrap=True)
     table.add_column("head", justify="right", no_wrap=True)
-    for title in ("entropy", "on first", "distance", "largest" if narrow else "largest logit"):
+    for title in ("entropy", "on first", "distance", "largest logit" if width >= 56 else "logit"):
         table.add_column(title, justify="right", no_wrap=True)
     before = None
     for line in lines:
