@@ -322,3 +322,31 @@ def test_no_keys_and_no_features() -> None:
     assert ch.trace(np.ones((2, 3)), np.ones((0, 3)), np.ones((0, 4)), query=0).row.output.tolist() == [0.0] * 4
     assert math.isclose(ch.trace(empty, empty, np.ones((2, 4)), query=0).row.weights[0], 0.5)
     assert "Output" in str(ch.trace(empty, empty, np.ones((2, 4)), query=0))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_angles_are_those_between_the_vectors(dtype: Any) -> None:
+    q, k, v = (array.astype(dtype) for array in arrays(2, 3))
+    traced = ch.trace(q, k, v, query=4, head=(1, 2), mask=ch.causal())
+    angles, query, keys = traced.angles, q[1, 2, 4].astype(np.float64), k[1, 2].astype(np.float64)
+    assert angles.query == pytest.approx(np.linalg.norm(query), rel=1e-12)
+    np.testing.assert_allclose(angles.keys, np.linalg.norm(keys, axis=-1), rtol=1e-12)
+    np.testing.assert_allclose(angles.query * angles.keys * angles.cosines, keys @ query, atol=1e-12)
+    np.testing.assert_allclose(np.cos(np.radians(angles.degrees)), angles.cosines, atol=1e-12)
+    found = json.loads(traced.json())
+    assert (found["q_norm"], found["cosines"]) == (angles.query, angles.cosines.tolist())
+    assert found["k_norms"] == angles.keys.tolist()
+
+
+def test_angles_of_vectors_that_are_large_or_nothing() -> None:
+    k = np.array([[2e200, 0.0], [-1e-200, 0.0], [0.0, 0.0], [np.nan, 1.0], [1.0, 1.0]])
+    angles = ch.trace(np.array([[3e200, 0.0]]), k, k, query=0).angles
+    assert angles.query == 3e200
+    np.testing.assert_allclose(angles.keys, [2e200, 1e-200, 0.0, np.nan, math.sqrt(2)])
+    np.testing.assert_allclose(angles.degrees, [0.0, 180.0, np.nan, np.nan, 45.0], rtol=1e-12)
+    lines = str(angles).splitlines()
+    assert lines[5].split() == ["key", "2", "3.000e+200", "×", "0.0000", "×", "–", "=", "0.0000", "–"]
+    many = ch.trace(*arrays(queries=1, keys=400), query=0)
+    assert len(str(many.angles).splitlines()) == 3 + 16 + 1
+    assert str(many.angles).endswith("and 384 keys more")
+    assert "NaN" not in str(many.angles)

@@ -16,6 +16,7 @@ from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
 from clearhead.core.temperature import tempered
+from clearhead.explain.angles import Angles, angles_of
 from clearhead.explain.render import html, text
 from clearhead.explain.render.page import Page, given_vector
 from clearhead.explain.row import Row, row_of
@@ -45,6 +46,23 @@ class Trace:
     def label(self) -> str:
         """The query as it is called in sentences."""
         return f'"{self.query_token}" (query {self.query})' if self.query_token else f"query {self.query}"
+
+    @cached_property
+    def angles(self) -> Angles:
+        """The dot products as geometry, |q| |k| cos θ: lengths, cosines and degrees for every key; it prints itself.
+
+        >>> import clearhead as ch
+        >>> from clearhead.textbook import EXAMPLES
+        >>> example = EXAMPLES["it_animal"]
+        >>> ch.trace(example.q, example.k, example.v, query=0, tokens=example.tokens).angles
+        q · k = |q| |k| cos θ
+        <BLANKLINE>
+                     |q|      |k|    cos θ     q · k       θ
+        animal    3.1623 × 3.1623 × 1.0000 = 10.0000    0.0°
+        street    3.1623 × 4.1231 × 0.5369 =  7.0000   57.5°
+        because   3.1623 × 1.5811 × 1.0000 =  5.0000    0.0°
+        """
+        return angles_of(self.row, self.tokens, SCREENFUL)
 
     def page(self, keys: int = SCREENFUL) -> Page:
         """The steps with at most `keys` keys: the largest weights and the edges of the mask."""
@@ -138,6 +156,7 @@ class Trace:
             "mask": None if self.problem.mask is None else repr(self.problem.mask),
         }
         found |= {field.name: getattr(self.row, field.name) for field in fields(self.row)}
+        found |= {"q_norm": self.angles.query, "k_norms": self.angles.keys, "cosines": self.angles.cosines}
         found["contributions"] = np.array([self.row.contribution(j) for j in range(self.row.keys)])
         return json.dumps({name: jsonable(value) for name, value in found.items() if value is not None})
 
