@@ -1,7 +1,7 @@
 """Exact scaled dot-product attention that you can see through.
 
 - to compute: `attention`, `observe`, `gradients`, `merge`; `set_threads`
-- to see: `trace`, `watch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`
+- to see: `trace`, `watch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`, `shuffle_weights`
 - to know the cost: `plan`, `profile`, `scaling`
 - masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`, `where`; & | ~
 - positions: `rotary`, `alibi`, `relative_bias`, `sinusoidal`, `Linear`, `Yarn`
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from clearhead.measure.plans import Plan, plan
     from clearhead.measure.profiling import Profile, profile
     from clearhead.measure.scales import Scaling, scaling
+    from clearhead.measure.shuffling import shuffle_weights
     from clearhead.plots import (
         plot_attention,
         plot_bias,
@@ -91,6 +92,7 @@ __all__ = [
     "rotary",
     "scaling",
     "set_threads",
+    "shuffle_weights",
     "sinusoidal",
     "trace",
     "watch",
@@ -120,6 +122,7 @@ _LATER = {
     "plot_scaling": "clearhead.plots",
     "profile": "clearhead.measure.profiling",
     "scaling": "clearhead.measure.scales",
+    "shuffle_weights": "clearhead.measure.shuffling",
     "trace": "clearhead.explain.tracing",
     "watch": "clearhead.watching.opening",
 }
