@@ -18,6 +18,7 @@ from clearhead.cli import app
 from clearhead.integrations import local_models
 from clearhead.plots.meaning import plot_looks
 from clearhead.watching import meaning
+from clearhead.watching.shifts import shift_of
 from clearhead.watching.wants import OBSERVED
 
 RIVER, LOAN = "The bank of the river", "The bank approved the loan"
@@ -227,3 +228,23 @@ def test_wants_are_those_of_observe():
     import inspect
 
     assert set(OBSERVED) <= set(inspect.signature(ch.observe).parameters)
+
+
+def test_a_trained_model_moves_bank_in_two_directions(minilm, tmp_path):
+    texts = [RIVER, LOAN]
+    found = shift_of(minilm, texts, "Bank")
+    assert [path.shape for path in found.paths] == [(6, 384), (6, 384)]
+    with torch.no_grad():
+        given = minilm.tokenizer(texts[1], return_tensors="pt")
+        place = minilm.tokenizer.convert_ids_to_tokens(given["input_ids"][0].tolist()).index("bank")
+        states = minilm.model(**given, output_hidden_states=True).hidden_states
+    np.testing.assert_allclose(found.static, states[0][0, place], rtol=1e-6)  # at the same place in both: the same
+    np.testing.assert_allclose(found.paths[1][-1], states[-1][0, place], rtol=1e-5, atol=1e-6)
+    apart = np.linalg.norm(found.paths[0] - found.paths[1], axis=-1)
+    assert apart[-1] > apart[0] > 1  # what starts as one vector parts
+    with pytest.raises(ch.ArgumentError, match="word: is 'money', which"):
+        shift_of(minilm, texts, "money")
+    result = CliRunner().invoke(app, ["watch", "--shift", str(tmp_path / "bank.svg")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "bank.svg").stat().st_size > 1000
+    assert CliRunner().invoke(app, ["watch", "--shift", "bank.txt"]).exit_code == 2

@@ -31,6 +31,12 @@ def seen(**options: Any) -> Any:
     return ch.observe(CAT.q, CAT.k, CAT.v, weights=True, **options)
 
 
+def shifted() -> Any:
+    bank, river, loan = np.array([1.0, 1.0]), np.array([3.0, 0.5]), np.array([0.5, 3.0])
+    there = [ch.attention(bank[None], text, text)[0] for text in (np.stack([bank, river]), np.stack([bank, loan]))]
+    return ch.plot_shift(bank, there, labels=["by the river", "with a loan"], word="bank", others={"river": river})
+
+
 def sinking() -> np.ndarray:
     weights = np.tri(30) * np.random.default_rng(0).random((30, 30))
     weights[:, 0] = 60
@@ -65,6 +71,7 @@ DRAWN = {
     "bias": lambda: ch.plot_bias(ch.alibi(4), 16, heads=4, head=1),
     "scaling": lambda: ch.plot_scaling(ch.scaling([1, 16, 256])),
     "profile": lambda: ch.plot_profile(MEASURED),
+    "shift": lambda: shifted(),
     "entropy": lambda: ch.plot_entropy(np.arange(24.0).reshape(4, 6) / 6, keys=64),
     "geometry": lambda: ch.plot_geometry(IT.q, IT.k, IT.v, tokens=IT.tokens, query_tokens=IT.query_tokens),
 }

@@ -1,7 +1,7 @@
 """Exact scaled dot-product attention that you can see through.
 
 - to compute: `attention`, `observe`, `gradients`, `merge`; `set_threads`
-- to see: `trace`, `watch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`, `shuffle_weights`
+- to see: `trace`, `watch`, `merge_subwords`, `plot_attention` and eight more; to judge: `check`, `shuffle_weights`
 - to know the cost: `plan`, `profile`, `scaling`
 - masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`, `where`; & | ~
 - positions: `rotary`, `alibi`, `relative_bias`, `sinusoidal`, `Linear`, `Yarn`
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         plot_mask,
         plot_profile,
         plot_scaling,
+        plot_shift,
     )
     from clearhead.watching.call import Call
     from clearhead.watching.opening import watch
@@ -85,6 +86,7 @@ __all__ = [
     "plot_mask",
     "plot_profile",
     "plot_scaling",
+    "plot_shift",
     "prefix",
     "profile",
     "random_blocks",
@@ -120,6 +122,7 @@ _LATER = {
     "plot_mask": "clearhead.plots",
     "plot_profile": "clearhead.plots",
     "plot_scaling": "clearhead.plots",
+    "plot_shift": "clearhead.plots",
     "profile": "clearhead.measure.profiling",
     "scaling": "clearhead.measure.scales",
     "shuffle_weights": "clearhead.measure.shuffling",

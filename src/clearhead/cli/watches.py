@@ -36,6 +36,9 @@ def watch(
         bool, typer.Option("--summary", help="Also every head's entropy, first token, distance.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw it into a .png or .svg file.", metavar="FILE")] = None,
+    shift: Annotated[
+        Path | None, typer.Option(help="Draw where each text moves the word's vector, into a file.", metavar="FILE")
+    ] = None,
     json: inputs.Json = False,
 ) -> None:
     r"""Show in which heads of a trained model a word looks at the word that settles its meaning.
@@ -44,10 +47,12 @@ def watch(
     Examples:
       clearhead watch
       clearhead watch --text "The bank of the river" --text "The bank approved the loan"
+      clearhead watch --shift bank.png
       clearhead watch --model ./my-model --text "A bat flew by" --word bat --plot bat.png
     """
-    if plot is not None and plot.suffix.lower() not in FORMATS:
-        raise ArgumentError("--plot", f"is {plot.name!r}, expected a name that ends in {' or '.join(FORMATS)}")
+    for option, path in (("--plot", plot), ("--shift", shift)):
+        if path is not None and path.suffix.lower() not in FORMATS:
+            raise ArgumentError(option, f"is {path.name!r}, expected a name that ends in {' or '.join(FORMATS)}")
     from clearhead.integrations.local_models import load
     from clearhead.watching import meaning
 
@@ -57,6 +62,8 @@ def watch(
     best = meaning.best_heads(found, heads)
     if plot is not None:
         _draw(found, plot)
+    if shift is not None:
+        _draw_shift(loaded, text or TEXTS, found[0].word, shift)
     if json:
         typer.echo(json_module.dumps(_plain(loaded.name, found, best)))
         return
@@ -66,8 +73,9 @@ def watch(
         for one, seen in pairs:
             shown += [Text(f"\n{visible(one.text)}", style="bold"), seen.summary()]
     printed(console, Group(*shown))
-    if plot is not None:
-        typer.echo(f"wrote {plot}", err=True)
+    for path in (plot, shift):
+        if path is not None:
+            typer.echo(f"wrote {path}", err=True)
 
 
 def _page(found: list[Any], best: list[Any], width: int) -> list[RenderableType]:
@@ -128,7 +136,24 @@ def _draw(found: list[Any], path: Path) -> None:
         axes = plot_looks(found)
     except ImportError as error:
         raise ArgumentError("--plot", str(error)) from None
+    _saved("--plot", axes, path)
+
+
+def _draw_shift(loaded: Any, texts: list[str], word: str, path: Path) -> None:
+    from clearhead.watching.shifts import shift_of
+
+    found = shift_of(loaded, texts, word)
+    try:
+        from clearhead.plots.shifts import plot_shift
+
+        axes = plot_shift(found.static, found.paths, labels=found.texts, word=found.word)
+    except ImportError as error:
+        raise ArgumentError("--shift", str(error)) from None
+    _saved("--shift", axes, path)
+
+
+def _saved(option: str, axes: Any, path: Path) -> None:
     try:
         _save(axes, path, 150)
     except ArgumentError as error:
-        raise ArgumentError("--plot", str(error).partition(": ")[2]) from None
+        raise ArgumentError(option, str(error).partition(": ")[2]) from None

@@ -35,7 +35,7 @@ def laid_out(
         parts[-1].append(place)
     if len(parts) > 1:
         gap = 2 if all(sum(widths[i] + 2 for i in part) - 2 <= width for part in parts) else 1
-    lines = []
+    lines: list[str] = []
     for part in parts:
         lines += [] if not lines else [""]
         for row in (titles, *rows):

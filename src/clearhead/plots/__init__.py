@@ -3,6 +3,7 @@
 from clearhead.plots.curves import plot_profile, plot_scaling
 from clearhead.plots.geometry import plot_geometry
 from clearhead.plots.maps import plot_attention, plot_bias, plot_entropy, plot_heads, plot_mask
+from clearhead.plots.shifts import plot_shift
 
 __all__ = [
     "plot_attention",
@@ -13,4 +14,5 @@ __all__ = [
     "plot_mask",
     "plot_profile",
     "plot_scaling",
+    "plot_shift",
 ]
