@@ -255,9 +255,9 @@ WORDS = st.sampled_from(
 @given(data=st.data())
 def test_any_number_on_the_command_line_is_answered_or_refused_in_one_line(data: st.DataObject) -> None:
     options = {
-        "explain": ["--scale", "--softcap", "--keys", "--query", "--head"],
+        "explain": ["--scale", "--temperature", "--softcap", "--keys", "--query", "--head"],
         "plan": ["--scale", "--softcap", "--kernel"],
-        "scaling": ["--d-k", "--keys", "--queries", "--sigma"],
+        "scaling": ["--d-k", "--keys", "--queries", "--sigma", "--temperature"],
         "profile": ["--lengths", "--heads", "--features", "--dtype"],
     }
     command = data.draw(st.sampled_from(sorted(options)))
