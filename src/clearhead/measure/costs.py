@@ -185,7 +185,7 @@ def cost(configuration: Configuration | str) -> Cost:
     keys = copies * one.key_heads * one.tokens * one.features  # numbers in k, and in v
     products = pairs * one.features
     item, given = one.item, queries + 2 * keys
-    steps = (
+    steps: tuple[StepCost, ...] = (
         StepCost("scores", 2 * products, item * (queries + keys + pairs), products, item * (given + pairs)),
         StepCost("scale", pairs, item * 2 * pairs, 0, item * (given + 2 * pairs)),
         StepCost("softmax", 5 * pairs, item * 2 * pairs, pairs, item * (given + 2 * pairs)),
