@@ -34,10 +34,58 @@ REFUSALS = {
     "q, k, v: have batch axes (2,), (3,), (3,), expected equal sizes or sizes of one": lambda: call(
         k=np.zeros((3, 3, 5, 4), np.float32), v=np.zeros((3, 3, 5, 4), np.float32)
     ),
-    "mask: has dtype float32, expected bool, True where a query may attend (an additive mask goes into bias)": (
-        lambda: call(mask=np.zeros((5, 5), np.float32))
+    "mask: has dtype float32, expected bool: lets(array) for 1 where a query may attend, hides(array) for 1 where it"
+    " may not, bias= for what is added to scores": lambda: call(mask=np.zeros((5, 5), np.float32)),
+    "mask: has dtype int64, expected bool: lets(array) for 1 where a query may attend, hides(array) for 1 where it"
+    " may not": lambda: call(mask=ints(5, 5)),
+    "mask: lets each query attend to what comes after it and hides what comes before, the mirror image of causal():"
+    " True means may attend; give hides(mask) where True hides, or where(mask) if it is meant": (
+        lambda: call(mask=np.triu(np.ones((5, 5), bool), 1))
     ),
-    "mask: has dtype int64, expected bool, True where a query may attend": lambda: call(mask=ints(5, 5)),
+    "lets: has -inf, expected True and False, or 1 and 0; what is added to scores goes into bias=": lambda: ch.lets(
+        np.array([[0.0, -np.inf]])
+    ),
+    "hides: has 2, expected True and False, or 1 and 0": lambda: ch.hides(ints(2, 2) + 2),
+    "hides: is a list, expected an array of True and False, or 1 and 0": lambda: ch.hides([[1]]),
+    "hides: is causal(), expected an array; the opposite of a mask value is ~mask": lambda: ch.hides(ch.causal()),
+    "padding: has shape (1, 1, 5), expected (batch, keys) or (keys,), 1 where a token is real": lambda: ch.padding(
+        ints(1, 1, 5)
+    ),
+    "padding: has rows of different lengths, expected (batch, keys)": lambda: ch.padding([[1, 0], [1]]),
+    "mask: window(2) is neither true nor false, as an array is not: masks are joined by & | ~, not by and, or, not": (
+        lambda: ch.window(2) and ch.causal()
+    ),
+    "lengths: has -1, expected whole numbers of at least 0": lambda: ch.lengths([3, -1]),
+    "prefix: has -2, expected whole numbers of at least 0": lambda: ch.prefix(-2),
+    "indices: has -1, expected whole numbers of at least 0": lambda: ch.global_tokens([0, -1]),
+    "global_tokens: has position 99, expected positions below 5: of keys there are 5": lambda: call(
+        mask=ch.window(1) | ch.global_tokens([0, 99])
+    ),
+    "lengths: is a sparse tensor, expected whole numbers as they are: .to_dense() gives them": lambda: ch.lengths(
+        torch.tensor([1, 2]).to_sparse()
+    ),
+    "mask: has shape (4, 4), which does not broadcast to (1, 8, 4): (batch (), heads 1, queries 8, keys 4)": (
+        lambda: ch.where(np.eye(4, dtype=bool)).explain(7, 2)
+    ),
+    "mask: has shape (4, 4), which does not broadcast to (1, 8, 8): (batch (), heads 1, queries 8, keys 8)": (
+        lambda: (ch.causal() & ch.where(np.eye(4, dtype=bool))).picture(8)
+    ),
+    "mask: has shape (4, 4), which does not broadcast to (1, 3, 3): (batch (), heads 1, queries 3, keys 3)": (
+        lambda: (~ch.where(np.eye(4, dtype=bool))).dense(3)
+    ),
+    "is_causal: is no argument of attention: give mask=causal(); with unequal numbers PyTorch aligns the first ones,"
+    " causal(align='start')": lambda: call(is_causal=True),
+    "causal: is no argument of attention: give mask=causal()": lambda: call(causal=True),
+    "attn_mask: is no argument of gradients: give mask=, True where a query may attend, or bias= for one that is added"
+    " to the scores": lambda: ch.gradients(X, X, X, X, attn_mask=None),
+    "key_padding_mask: is no argument of observe: give mask=padding(~key_padding_mask), for True hides there": (
+        lambda: ch.observe(X, X, X, key_padding_mask=None)
+    ),
+    "dropout_p: is no argument of attention: give dropout=(probability, seed)": lambda: call(dropout_p=0.1),
+    "enable_gqa: is no argument of attention: leave it out, for fewer heads of keys are always shared": (
+        lambda: call(enable_gqa=True)
+    ),
+    "need_weights: is no argument of observe: give weights=True": lambda: ch.observe(X, X, X, need_weights=True),
     "mask: is a str, expected a boolean array or a mask value": lambda: call(mask="causal"),
     "mask: has shape (5, 7), which does not broadcast to (2, 3, 5, 5): (batch (2,), heads 3, queries 5, keys 5)": (
         lambda: call(mask=np.ones((5, 7), bool))

@@ -25,9 +25,9 @@ POSITIONS: dict[str, Any] = {
 CACHES: dict[str, tuple[Any, Any]] = {
     "growing": (lambda: KVCache(), None),
     "preallocated": (lambda: KVCache(max_length=N), None),
-    "ring": (lambda: KVCache(window=4), ch.window(3)),
+    "ring": (lambda: KVCache(window=4), ch.window(4)),
     "ring of all": (lambda: KVCache(window=N), None),
-    "ring with sinks": (lambda: KVCache(window=4, sinks=2), ch.window(3) | ch.prefix(2)),
+    "ring with sinks": (lambda: KVCache(window=4, sinks=2), ch.window(4) | ch.prefix(2)),
 }
 
 
@@ -64,7 +64,7 @@ def test_a_window_of_the_module_holds_in_every_cache(back: int, make: Any) -> No
     attend = MultiHeadAttention(24, 6, kv_heads=2, window=back, positions=ch.rotary()).double()
     x = torch.randn(2, N, 24, dtype=torch.float64)
     cache = make()
-    mask = None if cache.window is None else ch.window(cache.window - 1)
+    mask = None if cache.window is None else ch.window(cache.window)
     for chunks in CHUNKS.values():
         torch.testing.assert_close(decoded(attend, x, make(), chunks), attend(x, mask=mask))
 
@@ -203,7 +203,7 @@ def test_bytes_growth_and_clearing() -> None:
         for cache in (growing, fixed, ring):
             cache.append(k, v)
     one = 2 * 3 * (8 + 4) * 4
-    assert (growing.bytes, fixed.bytes, ring.bytes) == (64 * one, 100 * one, 12 * one)
+    assert (growing.bytes, fixed.bytes, ring.bytes) == (64 * one, 100 * one, 13 * one)
     assert len(growing) == len(fixed) == len(ring) == 40
     addresses = fixed.k.data_ptr(), ring.k.data_ptr()
     for cache in (growing, fixed, ring):

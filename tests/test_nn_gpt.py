@@ -174,7 +174,7 @@ def test_a_ring_with_sinks_foretells_as_the_mask_it_stands_for() -> None:
     caches = gpt.caches(window=5, sinks=2)
     with torch.no_grad():
         got = torch.cat([gpt(one, caches=caches) for one in tokens.split(1, dim=1)], dim=1)
-        x = gpt.blocks[0](gpt.tokens(tokens), mask=ch.window(4) | ch.prefix(2))
+        x = gpt.blocks[0](gpt.tokens(tokens), mask=ch.window(5) | ch.prefix(2))
         torch.testing.assert_close(got, gpt.head(gpt.norm(x)))
 
 

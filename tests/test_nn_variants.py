@@ -18,7 +18,7 @@ N = 13
 CACHES: dict[str, tuple[Any, Any]] = {
     "growing": (lambda: KVCache(), None),
     "preallocated": (lambda: KVCache(max_length=N), None),
-    "ring with sinks": (lambda: KVCache(window=4, sinks=2), ch.window(3) | ch.prefix(2)),
+    "ring with sinks": (lambda: KVCache(window=4, sinks=2), ch.window(4) | ch.prefix(2)),
 }
 
 

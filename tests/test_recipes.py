@@ -255,12 +255,15 @@ def test_fields_of_either_kind_come_back_as_they_were(mask: Either) -> None:
     assert again.strict is mask.strict  # type: ignore[attr-defined]  # which is no part of every mask
 
 
-def test_a_mask_that_has_no_hash_is_prepared_anew_each_time() -> None:
-    from clearhead.kernels.gpu.cache_key import cache_key_of
+@pytest.mark.parametrize("make", [lambda: Either(np.arange(600)), lambda: ch.lengths(np.arange(600))])
+def test_a_mask_with_large_arrays_is_known_by_who_it_is(make: Any) -> None:
+    from clearhead.kernels.gpu.cache_key import CacheKey
 
-    few, many = (pose(*torch.zeros(3, 1, n, 4).unbind(0), mask=Either(np.arange(n))) for n in (8, 600))
-    assert cache_key_of(few) is not None
-    assert cache_key_of(many) is None
+    batch = torch.zeros(600, 1, 600, 4)
+    first, second = make(), make()
+    once, again, other = (CacheKey(pose(batch, batch, batch, mask=mask)).key for mask in (first, first, second))
+    assert once == again != other
+    assert hash(once) == hash(again)
 
 
 def test_every_public_name_is_listed() -> None:

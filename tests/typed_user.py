@@ -75,6 +75,8 @@ def values(q: np.ndarray) -> None:
     assert_type(ch.causal() & ch.window(3), ch.Mask)
     assert_type(~ch.causal() | np.ones((3, 3), bool), ch.Mask)
     assert_type(ch.where(np.ones((3, 3), bool)), ch.Mask)
+    assert_type(ch.hides(np.ones((3, 3))) & ch.lets(np.ones((3, 3), int)), ch.Mask)
+    assert_type(ch.padding([[1, 1, 0]]) == ch.padding(np.array([[1, 1, 0]])), bool)
     assert_type(ch.alibi(2), Bias)
     assert_type(ch.rotary(scaling=ch.Linear(2.0)), Rotary)
     assert_type(ch.plan(q, q, q), ch.Plan)

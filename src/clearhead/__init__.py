@@ -3,7 +3,8 @@
 - to compute: `attention`, `observe`, `gradients`, `merge`; `set_threads`
 - to see: `trace`, `watch`, `merge_subwords`, `plot_attention` and eight more; to judge: `check`, `shuffle_weights`
 - to know the cost: `plan`, `profile`, `scaling`
-- masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`, `where`; & | ~
+- masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`; & | ~; of arrays:
+  `where`, `lets`, `hides`, `padding`
 - positions: `rotary`, `alibi`, `relative_bias`, `sinusoidal`, `Linear`, `Yarn`
 - values: `Observed`, `Partial`, `Plan`, `Trace`, `Seen`, `Call`, `Report`, `Profile`, `Scaling`, `Mask`, `Dropout`
 - errors: `ArgumentError`, `KernelRefused`
@@ -14,10 +15,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from clearhead.calls import attention, gradients, observe
+from clearhead.core.array_masks import hides, lets, padding, where
 from clearhead.core.dropout import Dropout
 from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.mask import Mask
-from clearhead.core.masks import causal, documents, global_tokens, lengths, prefix, random_blocks, where, window
+from clearhead.core.masks import causal, documents, global_tokens, lengths, prefix, random_blocks, window
 from clearhead.core.observations import Observed
 from clearhead.core.partial import Partial, merge
 from clearhead.core.positions import Linear, Yarn, alibi, relative_bias, rotary, sinusoidal
@@ -73,10 +75,13 @@ __all__ = [
     "documents",
     "global_tokens",
     "gradients",
+    "hides",
     "lengths",
+    "lets",
     "merge",
     "merge_subwords",
     "observe",
+    "padding",
     "plan",
     "plot_attention",
     "plot_bias",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from clearhead.core.admit import admit, lies_plainly, refuse_by_class, require_numbers
+from clearhead.core.array_masks import of_pytorch
 from clearhead.core.arrays import AnyArray, Array, ArrayOf, ArrayT, Library, dtype_name, is_torch, require_array
 from clearhead.core.errors import ArgumentError
+from clearhead.core.foreign import ATTENTION, OBSERVE, closed, refuse_others
 from clearhead.core.mask import Mask
-from clearhead.core.masks import of_pytorch
 from clearhead.core.observations import Observed, Want, want
 from clearhead.core.partial import keys_share
 from clearhead.core.positions import Bias
@@ -24,6 +25,7 @@ from clearhead.kernels.dense import dense
 from clearhead.torch_bridge import autograd
 
 
+@closed
 def attention(
     q: ArrayOf[ArrayT],
     k: ArrayOf[ArrayT],
@@ -37,6 +39,7 @@ def attention(
     sinks: AnyArray | None = None,
     dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
+    **others: Never,
 ) -> ArrayT:
     """Scaled dot-product attention: softmax(q kᵀ · scale [softcap] [+ bias] [mask]) v.
 
@@ -65,6 +68,8 @@ def attention(
     Order: scores → scale → softcap → bias → mask → softmax → dropout → values. float16 and bfloat16 are summed in
     float32. A wrong argument raises `ArgumentError`, a `ValueError`, before anything is computed.
     """
+    if others:
+        refuse_others("attention", others, ATTENTION)
     plain = bias is None and softcap is None and sinks is None and dropout is None
     quick = False
     if temperature is not None:
@@ -100,6 +105,7 @@ def attention(
     return problem.restore(_run(chosen, problem, kernel).output)
 
 
+@closed
 def observe(
     q: ArrayOf[ArrayT],
     k: ArrayOf[ArrayT],
@@ -118,6 +124,7 @@ def observe(
     map: tuple[int, int] | None = None,
     queries: Any = None,
     weights: bool = False,
+    **others: Never,
 ) -> Observed[ArrayT]:
     """Attention, and what it attended to, without the T×S matrix unless `weights=True` asks for it.
 
@@ -139,6 +146,8 @@ def observe(
     All of them speak of the weights before dropout. In PyTorch gradients flow through `output` and `lse`, whichever
     kernel runs, so also through `merge`; what else is observed carries none.
     """
+    if others:
+        refuse_others("observe", others, OBSERVE)
     if is_torch(q):
         q, k, v = autograd.autocast(q, k, v)
     mask = of_pytorch("mask", mask, q, k)
@@ -155,6 +164,7 @@ def observe(
     return observed.each(problem.restore) if problem.headless else observed
 
 
+@closed
 def gradients(
     q: ArrayOf[ArrayT],
     k: ArrayOf[ArrayT],
@@ -170,6 +180,7 @@ def gradients(
     dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
     dlse: ArrayOf[ArrayT] | None = None,
+    **others: Never,
 ) -> tuple[ArrayT, ArrayT, ArrayT]:
     """(dq, dk, dv): the exact gradients of `(attention(q, k, v, …) * dout).sum()`, recomputed by tile in O(n) memory.
 
@@ -181,6 +192,8 @@ def gradients(
     >>> [g.shape for g in ch.gradients(q, k, v, dout)]
     [(5, 8), (5, 8), (5, 8)]
     """
+    if others:
+        refuse_others("gradients", others, ATTENTION)
     mask = of_pytorch("mask", mask, q, k)
     if temperature is not None:
         scale = tempered(temperature, scale, q)

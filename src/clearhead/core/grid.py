@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from clearhead.core.arrays import Array, dtype_name, is_torch, is_traced, refuse_masked, settled, to_numpy
+from clearhead.core.equality import digest, same
 from clearhead.core.errors import ArgumentError, shown
 
 Align = Literal["end", "start"]
@@ -62,10 +63,19 @@ def bins_of(whole: range, most: int) -> list[range]:
     return [range(whole.start + part.start, whole.start + part.stop) for part in bins(len(whole), most)]
 
 
-def whole_numbers(argument: str, value: object) -> Array:
-    """A number or an array of whole numbers, checked; read into NumPy unless it is traced."""
+def whole_numbers(argument: str, value: object, least: int | None = None) -> Array:
+    """A number or an array of whole numbers, checked; read into NumPy unless it is traced, which nobody can check."""
+    numbers = _whole_numbers(argument, value)
+    if least is not None and isinstance(numbers, np.ndarray) and numbers.size and numbers.min() < least:
+        raise ArgumentError(argument, f"has {numbers.min()}, expected whole numbers of at least {least}")
+    return numbers
+
+
+def _whole_numbers(argument: str, value: object) -> Array:
     refuse_masked(argument, value)
     torch = sys.modules.get("torch")
+    if is_torch(value) and not torch.compiler.is_compiling() and value.layout is not torch.strided:
+        raise ArgumentError(argument, "is a sparse tensor, expected whole numbers as they are: .to_dense() gives them")
     if torch is not None and (torch.compiler.is_compiling() or is_torch(value)):
         # what PyTorch compiles stays its own: there, NumPy arrays are tensors in disguise
         numbers = torch.tensor(value) if isinstance(value, int | list | tuple) else torch.as_tensor(value)
@@ -144,6 +154,12 @@ class Alignment:
 
     align: Align = "end"
     given: Array | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Alignment and same(self, other)
+
+    def __hash__(self) -> int:
+        return digest(self)
 
     @classmethod
     def of(cls, align: str, offset: object) -> Alignment:

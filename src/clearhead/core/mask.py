@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 from clearhead.core.admit import admit
 from clearhead.core.arrays import Array, alike, dtype_name, is_array, settled, to_numpy
+from clearhead.core.equality import digest, same
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Grid, bins, bins_of, cut, fitting, part
 from clearhead.core.lowered import AndNode, ArrayNode, Node, NotNode, OrNode
@@ -23,6 +24,13 @@ class Mask:
     A mask is a dataclass, frozen and with `eq=False`: its class and its fields say it all. Fields are whole numbers,
     words, None, arrays, alignments and masks, and by them a mask is sent to PyTorch's compiler, and known again in the
     next call.
+
+    Masks are values: two that are made alike are equal and have the same hash, so that one may be a key of a dictionary
+    or a static argument of `jax.jit`. Arrays in them are compared by their numbers, as `core/equality.py` says.
+
+    >>> from clearhead.core.masks import causal, lengths
+    >>> causal() & lengths([3, 1]) == causal() & lengths([3, 1])
+    True
     """
 
     # Its name in wire form; a class without one goes by its full name
@@ -69,6 +77,10 @@ class Mask:
         """Refuse sizes that this mask does not fit."""
         self.tile(range(min(1, grid.queries)), range(min(1, grid.keys)), grid)
 
+    def extent(self) -> tuple[int, int]:
+        """How many queries and keys there are at least; 0 where this mask leaves it open."""
+        return 0, 0
+
     def allows(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> bool:
         """May this query attend to this key, in one batch row and head?"""
         tile = self.tile(range(query, query + 1), range(key, key + 1), grid)
@@ -82,6 +94,7 @@ class Mask:
         [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
         """
         grid = Grid(batch, heads, queries, queries if keys is None else keys)
+        self.check(grid)
         tile = self.tile(range(grid.queries), range(grid.keys), grid)
         return np.broadcast_to(tile if isinstance(tile, bool) else to_numpy(tile), grid.shape)
 
@@ -102,13 +115,17 @@ class Mask:
         >>> window(2).explain(7, 9)
         'query 7 may not attend to key 9: window(2) lets position 7 see keys 5 to 7'
         """
-        side = max(query, key) + 1
+        least = self.extent()
+        if queries is None and keys is None and 0 not in least:  # the array itself says how many there are
+            queries, keys = max(query + 1, least[0]), max(key + 1, least[1])
+        side = max(query + 1, key + 1, *least)
         grid = Grid(batch, heads, side if queries is None else queries, side if keys is None else keys)
         if not (0 <= query < grid.queries and 0 <= key < grid.keys):
             raise ArgumentError(
                 "query, key", f"({query}, {key}) lies outside {grid.queries} queries × {grid.keys} keys"
             )
         _some(grid)
+        self.check(grid)
         at = (0,) * (len(batch) + 1) if at is None else at
         verdict = "may" if self.allows(query, key, grid, at) else "may not"
         return f"query {query} {verdict} attend to key {key}: {self.reason(query, key, grid, at)}"
@@ -129,6 +146,7 @@ class Mask:
         """
         sizes = Grid(batch, heads, queries, queries if keys is None else keys)
         _some(sizes)
+        self.check(sizes)
         sign = {True: "■", False: "·", None: "▒"}
         rows, columns = bins(sizes.queries, side), bins(sizes.keys, side)
         return "\n".join(" ".join(sign[self._verdict(r, c, sizes)] for c in columns) for r in rows)
@@ -166,6 +184,20 @@ class Mask:
     def __invert__(self) -> Mask:
         return Not(self)
 
+    def __eq__(self, other: object) -> bool:
+        if self is other or type(self) is not type(other) or not is_dataclass(self):
+            return self is other
+        return same(self, other)
+
+    def __hash__(self) -> int:
+        return digest(self) if is_dataclass(self) else object.__hash__(self)
+
+    def __bool__(self) -> bool:
+        raise ArgumentError(
+            "mask",
+            f"{self!r} is neither true nor false, as an array is not: masks are joined by & | ~, not by and, or, not",
+        )
+
     # How tightly the printed form binds: a name or call 3, ~ 3, & 2, | 1
     binding = 3
 
@@ -189,9 +221,19 @@ def as_mask(argument: str, value: Mask | Array) -> Mask:
     value = admit(argument, value)
     name = dtype_name(value)
     if name != "bool":
-        hint = " (an additive mask goes into bias)" if name.startswith(("float", "bfloat")) else ""
-        raise ArgumentError(argument, f"has dtype {name}, expected bool, True where a query may attend{hint}")
+        hint = ", bias= for what is added to scores" if name.startswith(("float", "bfloat")) else ""
+        raise ArgumentError(
+            argument,
+            f"has dtype {name}, expected bool: lets(array) for 1 where a query may attend, hides(array) for 1 where it"
+            f" may not{hint}",
+        )
     return Where(settled(value if value.ndim >= 2 else value[(None,) * (2 - value.ndim) + (...,)]))
+
+
+def larger_extent(left: Mask, right: Mask) -> tuple[int, int]:
+    """How many queries and keys there are at least, as far as either says."""
+    (queries, keys), (also, more) = left.extent(), right.extent()
+    return max(queries, also), max(keys, more)
 
 
 def decided(tile: Array) -> Tile:
@@ -232,6 +274,9 @@ class Both(Mask):
     def check(self, grid: Grid) -> None:
         self.left.check(grid)
         self.right.check(grid)
+
+    def extent(self) -> tuple[int, int]:
+        return larger_extent(self.left, self.right)
 
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         parts = (self.left, self.right)
@@ -274,6 +319,9 @@ class Either(Mask):
         self.left.check(grid)
         self.right.check(grid)
 
+    def extent(self) -> tuple[int, int]:
+        return larger_extent(self.left, self.right)
+
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         parts = (self.left, self.right)
         allowing = [mask for mask in parts if mask.allows(query, key, grid, at)]
@@ -304,6 +352,9 @@ class Not(Mask):
     def check(self, grid: Grid) -> None:
         self.mask.check(grid)
 
+    def extent(self) -> tuple[int, int]:
+        return self.mask.extent()
+
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         return f"the opposite holds of {self.mask.reason(query, key, grid, at)}"
 
@@ -330,6 +381,10 @@ class Where(Mask):
 
     def check(self, grid: Grid) -> None:
         fitting("mask", tuple(self.array.shape), grid)
+
+    def extent(self) -> tuple[int, int]:
+        queries, keys = (0 if size == 1 else int(size) for size in self.array.shape[-2:])
+        return queries, keys
 
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         return f"{self!r} holds {self.allows(query, key, grid, at)} there"

@@ -24,16 +24,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from clearhead.core import lowered
-from clearhead.core.arrays import Array, Library, is_torch
+from clearhead.core.arrays import Array, Library
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import LARGEST, Align, Alignment, Grid, by_batch, part, spelled, whole_numbers
 from clearhead.core.lowered import FAR, Node
-from clearhead.core.mask import Mask, Tile, as_mask, decided
+from clearhead.core.mask import Mask, Tile, decided
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -184,6 +183,9 @@ class Documents(Mask):
                 )
             by_batch("documents", ids[..., 0] if length else np.zeros(shape[:-1], int), grid)
 
+    def extent(self) -> tuple[int, int]:
+        return 0 if self.queries is None else int(self.queries.shape[-1]), int(self.keys.shape[-1])
+
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         queries, keys = self.ids(grid)
         mine = part(queries[..., None, :, None], at)[query, 0]
@@ -226,6 +228,18 @@ class GlobalTokens(Mask):
 
     def check(self, grid: Grid) -> None:
         self.alignment.check(grid)
+        offset, last = self.alignment.offset(grid), self.extent()[1] - 1
+        end = (
+            max(grid.keys, grid.queries + int(offset.max())) if isinstance(offset, np.ndarray) and offset.size else FAR
+        )
+        if last >= end:
+            raise ArgumentError(
+                "global_tokens", f"has position {last}, expected positions below {end}: of keys there are {grid.keys}"
+            )
+
+    def extent(self) -> tuple[int, int]:
+        known = isinstance(self.indices, np.ndarray) and self.indices.size
+        return 0, int(self.indices.max()) + 1 if known else 0
 
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         verb = "makes one of them global" if self.allows(query, key, grid, at) else "makes neither global"
@@ -331,7 +345,7 @@ def lengths(n: object) -> Mask:
     >>> lengths([3, 1]).dense(1, 4, batch=(2,))[:, 0, 0].astype(int).tolist()
     [[1, 1, 1, 0], [1, 0, 0, 0]]
     """
-    return Before("lengths", whole_numbers("lengths", n))
+    return Before("lengths", whole_numbers("lengths", n, least=0))
 
 
 def documents(ids: object, queries: object = None) -> Mask:
@@ -354,7 +368,7 @@ def documents(ids: object, queries: object = None) -> Mask:
 
 def prefix(n: object) -> Mask:
     """The first `n` keys are seen by every query; a prefix language model is `prefix(n) | causal()`."""
-    return Before("prefix", whole_numbers("prefix", n))
+    return Before("prefix", whole_numbers("prefix", n, least=0))
 
 
 def global_tokens(indices: Iterable[int], *, align: Align = "end", offset: object = None) -> Mask:
@@ -365,7 +379,7 @@ def global_tokens(indices: Iterable[int], *, align: Align = "end", offset: objec
     ■ ■ ■
     · ■ ·
     """
-    places = whole_numbers("indices", list(indices) if isinstance(indices, range) else indices)
+    places = whole_numbers("indices", list(indices) if isinstance(indices, range) else indices, least=0)
     return GlobalTokens(places.reshape(-1), Alignment.of(align, offset))
 
 
@@ -374,21 +388,3 @@ def random_blocks(block: int, *, count: int, seed: int = 0) -> Mask:
     if _size("seed", seed) != seed:
         raise ArgumentError("seed", f"is {shown(seed)}, expected a whole number of at most 2**61")
     return RandomBlocks(_size("block", block, 1), _size("count", count), int(seed))
-
-
-def where(array: Array) -> Mask:
-    """A boolean array as a mask value, True where a query may attend; it broadcasts to (*batch, heads, T, S)."""
-    return as_mask("where", array)
-
-
-def of_pytorch(argument: str, mask: Any, q: Array, k: Array) -> Any:
-    """PyTorch's `CausalBias` as the mask that it means; anything else as it is.
-
-    It is a tensor whose memory holds nothing: what it says is its sizes and which corner is aligned.
-    """
-    if type(mask).__name__ != "CausalBias" or not is_torch(mask):
-        return mask
-    sizes, expected = (mask.seq_len_q, mask.seq_len_kv), (*q.shape[-2:-1], *k.shape[-2:-1])
-    if sizes != expected:
-        raise ArgumentError(argument, f"is a CausalBias of sizes {sizes}, expected {expected}: queries and keys")
-    return causal(align="start" if mask.variant.name == "UPPER_LEFT" else "end")

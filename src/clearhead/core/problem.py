@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from clearhead.core.admit import admit, lies_plainly
+from clearhead.core.array_masks import given_mask, of_pytorch
 from clearhead.core.arrays import HALF, Array, Library, dtype_name, is_torch, made, require_array, require_floating
 from clearhead.core.dropout import Dropout, as_dropout
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import Grid, broadcast
-from clearhead.core.mask import Mask, as_mask
-from clearhead.core.masks import of_pytorch
+from clearhead.core.mask import Mask
 from clearhead.core.observations import Want
 from clearhead.core.positions import Bias, as_bias
 
@@ -128,7 +128,7 @@ def pose(
         library=sizes.library,
         grid=sizes.grid,
         scale=default_scale(q) if scale is None else _number("scale", scale),
-        mask=None if mask is None else as_mask("mask", of_pytorch("mask", mask, q, k)),
+        mask=None if mask is None else given_mask("mask", of_pytorch("mask", mask, q, k)),
         bias=None if bias is None else as_bias(bias),
         softcap=None if softcap is None else _number("softcap", softcap, positive=True),
         sinks=_sinks(sinks, q),

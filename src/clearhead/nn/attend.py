@@ -13,6 +13,29 @@ from clearhead.calls import observe as observed
 from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
 
+# arguments of other libraries' layers: when one is made, and when it is called
+LAYER = {
+    "batch_first": "leave it out, for batch always comes first",
+    "is_causal": "give causal=True",
+    "num_kv_heads": "give kv_heads=",
+    "num_key_value_heads": "give kv_heads=",
+    "dropout_p": "give dropout=",
+    "window_size": "give window=, which counts the keys before a query's own",
+    "sliding_window": "give window=, which counts the keys before a query's own",
+}
+FORWARD = {
+    "is_causal": "give causal=True where the layer is made, or mask=causal()",
+    "causal": "give causal=True where the layer is made, or mask=causal()",
+    "attn_mask": "give mask=, True where a query may attend",
+    "attention_mask": "give mask=padding(attention_mask), 1 where a token is real",
+    "need_weights": "give return_weights=True",
+    "output_attentions": "give return_weights=True",
+    "average_attn_weights": "return_weights=True gives the weights by head, and weights.mean(1) their average",
+    "dropout_p": "give dropout= where the layer is made",
+    "past_key_values": "give cache=KVCache()",
+    "past_key_value": "give cache=KVCache()",
+}
+
 
 def draw() -> Tensor:
     """A seed from PyTorch's generator, so that `torch.manual_seed` reproduces what is dropped."""
@@ -28,6 +51,17 @@ def attend(
         return attention(q, k, v, **options), None
     seen = observed(q, k, v, **options, **observe)
     return seen.output, seen
+
+
+def what_to_observe(observe: Mapping[str, Any] | None, return_weights: bool) -> Mapping[str, Any] | None:
+    """What a module observes: what the caller says, or the weights alone where a pair with them is wanted."""
+    if not isinstance(return_weights, bool):
+        raise ArgumentError("return_weights", f"is {return_weights!r}, expected True or False")
+    if return_weights and observe is not None:
+        raise ArgumentError(
+            "return_weights", "is given together with observe, expected one: observe={'weights': True} has both"
+        )
+    return {"weights": True} if return_weights else observe
 
 
 def probability(argument: str, value: Any) -> float:

@@ -30,11 +30,12 @@ class KVCache:
     >>> cache = KVCache(window=256, sinks=4)
     >>> held = cache.append(torch.zeros(2, 8, 300, 64), torch.zeros(2, 8, 300, 64))
     >>> cache
-    KVCache(window=256, sinks=4): 300 tokens seen, 260 held in 2.031 MiB, 2 rows × 8 heads of 64 + 64 features
+    KVCache(window=256, sinks=4): 300 tokens seen, 261 held in 2.039 MiB, 2 rows × 8 heads of 64 + 64 features
 
     - `KVCache()` grows as it needs, by doubling.
     - `KVCache(max_length=n)` has room for n tokens from the start, and refuses more.
-    - `KVCache(window=w)` is a ring that keeps the last w tokens. A query then sees itself and the w − 1 before it.
+    - `KVCache(window=w)` is a ring that keeps the last token and the w before it, which is what a query then sees: w
+      counts as in `clearhead.window(w)` and in the `window` of a layer, whose full pass decoding with it equals.
     - `KVCache(window=w, sinks=n)` also keeps the first n tokens for ever.
 
     Give it to the `cache` argument of a module, one cache for each layer. Positions are absolute: rotary angles and
@@ -45,7 +46,7 @@ class KVCache:
         if max_length is not None:
             size("max_length", max_length)
         if window is not None:
-            size("window", window)
+            size("window", window, least=0)
             if max_length is not None:
                 raise ArgumentError("max_length", "is given together with window, which has a size of its own")
         if size("sinks", sinks, least=0) and window is None:
@@ -55,6 +56,12 @@ class KVCache:
         self.v: Tensor | None = None
         self.seen: list[int] = []
         self.overwritten: list[tuple[Tensor, Tensor, Tensor, Tensor]] | None = None  # while it may be taken back
+
+    @property
+    def ring(self) -> int:
+        """The slots of the ring: a token, and the window before it."""
+        assert self.window is not None
+        return self.window + 1
 
     @property
     def lengths(self) -> list[int]:
@@ -152,23 +159,21 @@ class KVCache:
 
     def slots(self, seen: Sequence[int], like: Tensor) -> Tensor:
         """The position that each slot of the ring holds, (batch, slots); −1 where it is empty."""
-        assert self.window is not None
         last = numbers(seen, like)[:, None] - 1
-        slot = torch.arange(self.sinks + self.window, device=like.device)
-        rounds = torch.div(last - slot, self.window, rounding_mode="floor")
-        ring = torch.where(last >= slot, slot + rounds * self.window, -1)
+        slot = torch.arange(self.sinks + self.ring, device=like.device)
+        rounds = torch.div(last - slot, self.ring, rounding_mode="floor")
+        ring = torch.where(last >= slot, slot + rounds * self.ring, -1)
         kept = torch.where(slot <= last, slot, -1)
         return torch.where(slot < self.sinks, kept, ring)
 
     def _into_ring(self, k: Tensor, v: Tensor, start: list[int], after: list[int]) -> Held:
-        assert self.window is not None
         if self.k is None or self.v is None:
-            room = self.sinks + self.window
+            room = self.sinks + self.ring
             self.k, self.v = (t.new_zeros((*t.shape[:2], room, t.shape[3])) for t in (k, v))
         begun = numbers(start, k)[:, None]
         if k.shape[2] == 1 and all(a == s + 1 for a, s in zip(after, start, strict=True)):
             place = begun[:, 0]
-            slot = torch.where(place < self.sinks, place, self.sinks + (place - self.sinks) % self.window)
+            slot = torch.where(place < self.sinks, place, self.sinks + (place - self.sinks) % self.ring)
             rows = torch.arange(k.shape[0], device=k.device)
             self._make_writable()
             if self.overwritten is not None:
@@ -201,7 +206,7 @@ class KVCache:
                 "length", f"is {length!r}, expected a number from 0, or one for each of {len(self.seen)} rows"
             )
         kept = [min(s, n) for s, n in zip(self.seen, wanted, strict=True)]
-        if self.window is not None and kept != self.seen and max(self.seen) > self.sinks + self.window:
+        if self.window is not None and kept != self.seen and max(self.seen) > self.sinks + self.ring:
             raise ArgumentError("length", f"is {length!r}, but the ring has already dropped tokens before that")
         self.seen = kept
 
@@ -227,7 +232,7 @@ class KVCache:
             return f"{call}: empty"
         seen = f"{self.seen[0]}" if all(s == self.seen[0] for s in self.seen) else " / ".join(map(str, self.seen[:8]))
         seen += " …" if len(self.seen) > 8 and "/" in seen else ""
-        held = "" if self.window is None else f", {min(len(self), self.sinks + self.window)} held"
+        held = "" if self.window is None else f", {min(len(self), self.sinks + self.ring)} held"
         shape = f"{self.k.shape[0]} rows × {self.k.shape[1]} heads of {self.k.shape[3]} + {self.v.shape[3]} features"
         return f"{call}: {seen} tokens seen{held} in {self.bytes / 2**20:.3f} MiB, {shape}"
 

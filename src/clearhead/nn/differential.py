@@ -108,7 +108,7 @@ class DifferentialAttention(nn.Module):
             q, k = (torch.cat([self.turn(half, places) for half in (t[..., :d], t[..., d:])], dim=-1) for t in (q, k))
         kept = held_by(cache, k, v, lengths, mask, self.causal or self.window is not None)
         options: dict[str, Any] = {
-            "mask": visible(kept, queries, mask, lengths, cache is not None, self.causal, self.window),
+            "mask": visible(kept, queries, self.num_heads, mask, lengths, cache is not None, self.causal, self.window),
             "kernel": self.kernel,
             "dropout": self.dropout if self.training else 0.0,
             "observe": observe,

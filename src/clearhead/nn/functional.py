@@ -7,10 +7,11 @@ from torch import Tensor
 
 from clearhead.calls import attention
 from clearhead.core.admit import admit
+from clearhead.core.array_masks import is_mirrored, of_pytorch, where
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import broadcast, fits
-from clearhead.core.mask import Mask
-from clearhead.core.masks import causal, of_pytorch
+from clearhead.core.mask import Mask, as_mask
+from clearhead.core.masks import causal
 from clearhead.nn.attend import draw
 
 
@@ -59,6 +60,8 @@ def scaled_dot_product_attention(
         attn_mask = admit("attn_mask", attn_mask)
         check_mask(attn_mask, query, key, value)
         mask, bias = (attn_mask, None) if attn_mask.dtype == torch.bool else (None, attn_mask)
+        if mask is not None and is_mirrored(as_mask("attn_mask", mask)):
+            mask = where(mask)  # PyTorch takes it, and so it is meant here
     dropout = (dropout_p, draw()) if 0.0 < dropout_p < 1.0 else None
     output: Tensor = attention(query, key, value, mask=mask, bias=bias, scale=scale, dropout=dropout)
     return output * 0.0 if dropout_p == 1.0 else output

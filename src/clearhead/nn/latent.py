@@ -110,7 +110,7 @@ class LatentAttention(nn.Module):
             q,
             k,
             v,
-            mask=visible(kept, queries, mask, lengths, cache is not None, self.causal, self.window),
+            mask=visible(kept, queries, self.num_heads, mask, lengths, cache is not None, self.causal, self.window),
             scale=self.scale,
             kernel=self.kernel,
             dropout=self.dropout if self.training else 0.0,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.core.errors import ArgumentError
+from clearhead.core.foreign import closed, refuse_others
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Alibi, Bias, Relative, Rotary, alibi, relative_bias
-from clearhead.nn.attend import attend, grouped, probability, size
+from clearhead.nn.attend import FORWARD, LAYER, attend, grouped, probability, size, what_to_observe
 from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by
-from clearhead.nn.places import Held, query_places, visible
+from clearhead.nn.places import Held, hidden_keys, query_places, visible
 from clearhead.nn.rotation import Turn
 
 
@@ -32,7 +33,8 @@ class MultiHeadAttention(nn.Module):
     - bias: whether the projections have one. dropout: of the weights, while training.
     - positions: `rotary(…)`, "alibi" or `alibi(num_heads)`, "relative" or `relative_bias(table)`, whose table learns.
     - qk_norm: RMSNorm of queries and keys by head, before rotary.
-    - causal: each position sees those up to itself. window: and at most so many before itself.
+    - causal: each position sees those up to itself. window: and at most so many before itself, which is how
+      `clearhead.window` and `KVCache(window=…)` count as well.
     - softcap, scale, kernel: as in `clearhead.attention`.
 
     The state dict is that of `torch.nn.MultiheadAttention`, and with the same seed so are the first weights.
@@ -44,6 +46,7 @@ class MultiHeadAttention(nn.Module):
     k_norm: nn.RMSNorm | None
     relative_table: nn.Parameter | None
 
+    @closed
     def __init__(
         self,
         embed_dim: int,
@@ -64,8 +67,11 @@ class MultiHeadAttention(nn.Module):
         kernel: str | None = None,
         device: Any = None,
         dtype: Any = None,
+        **others: Never,
     ) -> None:
         super().__init__()
+        if others:
+            refuse_others("MultiHeadAttention", others, LAYER)
         self.embed_dim, self.num_heads = size("embed_dim", embed_dim), size("num_heads", num_heads)
         self.kv_heads = grouped(kv_heads, num_heads)
         if head_dim is None and embed_dim % num_heads:
@@ -136,6 +142,7 @@ class MultiHeadAttention(nn.Module):
                 )
         super()._load_from_state_dict(state, prefix, *args)
 
+    @closed
     @all_or_nothing
     def forward(
         self,
@@ -145,19 +152,34 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Mask | Tensor | None = None,
         lengths: Any = None,
+        key_padding_mask: Tensor | None = None,
         cache: KVCache | None = None,
         observe: Mapping[str, Any] | None = None,
+        return_weights: bool = False,
+        **others: Never,
     ) -> Any:
         """Attend from query (batch, T, embed_dim) to itself or to key and value (batch, S, …); no batch is fine too.
 
         - key alone is used for values as well.
         - mask: as in `clearhead.attention`, **True where a query may attend**; it joins `causal` and `window`. With a
-          cache its keys are the tokens so far, these ones included.
+          cache its keys are the tokens so far, these ones included. An array (batch, S) is `padding(array)`, never a
+          mask by itself.
         - lengths: how many positions of each row are real; the rest is padding, at the end.
+        - key_padding_mask (batch, S): **True where a key is padding**, as PyTorch means this name.
         - cache: a `KVCache` that holds the tokens before these ones, to which they are added. Self-attention only, and
           causal. With a ring, a mask has to be None.
         - observe: what to observe, such as `{"top": 5, "received": True}`; the result is then (output, `Observed`).
+        - return_weights: the result is then (output, weights), the weights (batch, num_heads, T, S) of each head before
+          dropout, without gradients; they take T·S numbers a head.
+
+        **The result is one tensor unless `observe` or `return_weights` asks for a pair.** With neither,
+        `output, weights = attend(x)`, as `torch.nn.MultiheadAttention` is called, takes a batch of two apart, and there
+        is nothing by which a tensor could tell.
         """
+        if others:
+            refuse_others("MultiHeadAttention.forward", others, FORWARD)
+        wanted = what_to_observe(observe, return_weights)
+        unpadded = None if key_padding_mask is None else hidden_keys(key_padding_mask)
         flat = query.ndim == 2
         self._check(query, key, value)
         if flat:
@@ -170,21 +192,25 @@ class MultiHeadAttention(nn.Module):
             q = self.rotary(q, places)
             k = self.rotary(k, places if key is None else torch.arange(k.shape[-2], device=k.device))
         looks_back = key is None and (self.causal or self.window is not None)
-        held = held_by(cache, k, v, lengths, mask, looks_back)
+        held = held_by(cache, k, v, lengths, unpadded if mask is None else mask, looks_back)
         output, seen = attend(
             q,
             held.k,
             held.v,
-            mask=visible(held, queries, mask, lengths, cache is not None, self.causal, self.window),
+            mask=visible(
+                held, queries, self.num_heads, mask, lengths, cache is not None, self.causal, self.window, unpadded
+            ),
             bias=self._bias(held, queries),
             scale=self.scale,
             softcap=self.softcap,
             kernel=self.kernel,
             dropout=self.dropout if self.training else 0.0,
-            observe=observe,
+            observe=wanted,
         )
         output = self.out_proj(output.transpose(1, 2).flatten(2))
         output = output[0] if flat else output
+        if return_weights and seen is not None:
+            return output, seen.weights[0] if flat else seen.weights
         return output if observe is None else (output, seen)
 
     def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.core.array_masks import given_mask, padding, where
+from clearhead.core.arrays import dtype_name, is_array, is_traced
 from clearhead.core.errors import ArgumentError
-from clearhead.core.grid import Alignment, whole_numbers
-from clearhead.core.mask import Mask, as_mask
-from clearhead.core.masks import Documents, RandomBlocks, causal, lengths, where, window
+from clearhead.core.grid import Alignment, certainly, whole_numbers
+from clearhead.core.mask import Mask
+from clearhead.core.masks import Documents, GlobalTokens, RandomBlocks, causal, lengths, window
 from clearhead.core.positions import Alibi, Bias, Relative, alibi, relative_bias
 
 
@@ -47,7 +49,7 @@ class Held(NamedTuple):
         held = self.positions[:, None, None, :]
         allowed = (held >= 0) & (distance <= 0)
         if self.window is not None:
-            allowed = allowed & ((distance > -self.window) | (held < self.sinks))
+            allowed = allowed & ((distance >= -self.window) | (held < self.sinks))
         return where(allowed if back is None else allowed & (distance >= -back))
 
     def bias(self, bias: Alibi | Relative, queries: int) -> Bias | Tensor:
@@ -105,7 +107,15 @@ def query_places(start: Sequence[int], queries: int, like: Tensor) -> Tensor:
 
 
 def visible(
-    held: Held, queries: int, mask: Any, real: Any, cached: bool, looking_back: bool, back: int | None
+    held: Held,
+    queries: int,
+    heads: int,
+    mask: Any,
+    real: Any,
+    cached: bool,
+    looking_back: bool,
+    back: int | None,
+    unpadded: Mask | None = None,
 ) -> Mask | None:
     """What the queries may see: a module's own causality and window, the caller's mask, and no padding."""
     found: Mask | None = None
@@ -116,14 +126,58 @@ def visible(
     elif looking_back:
         found = causal(align="start")
     if mask is not None:
-        given = as_mask("mask", mask)
+        given = of_rows(mask, held.k.shape[0], heads, queries, held.k.shape[-2])
         if cached:
             given = anchored(given, held, queries)
         found = given if found is None else found & given
+    if unpadded is not None:
+        found = unpadded if found is None else found & unpadded
     if real is not None and not cached:  # in a cache padding lies ahead of every query
         padded = lengths(real)
         found = padded if found is None else found & padded
     return found
+
+
+def of_rows(mask: Any, batch: int, heads: int, queries: int, keys: int) -> Mask:
+    """The caller's mask; an array that has one row for each batch row is never taken for one with a row for each query.
+
+    In a batch of as many rows as there are queries, or heads, an array without those axes may mean either.
+    """
+    if isinstance(mask, Mask) or not is_array(mask) or certainly(batch == 1):
+        return given_mask("mask", mask)
+    shape = tuple(mask.shape)
+    if len(shape) == 2 and certainly(shape[0] == batch) and certainly(shape[1] == keys):
+        rows = f"has shape {shape}, one row for each of {batch} batch rows"
+        if certainly(batch == queries):
+            raise ArgumentError(
+                "mask",
+                f"{rows} or for each of {queries} queries: give padding(mask) for the first, mask[None] for the second",
+            )
+        raise ArgumentError(
+            "mask", f"{rows}, expected one for each of {queries} queries: padding(mask) means the first"
+        )
+    if len(shape) == 3 and heads > 1 and certainly(shape[0] == batch):
+        rows = f"has shape {shape}, a part for each of {batch} batch rows"
+        if certainly(batch == heads):
+            raise ArgumentError(
+                "mask",
+                f"{rows} or for each of {heads} heads: give mask[:, None] for the first, mask[None] for the second",
+            )
+        raise ArgumentError("mask", f"{rows}, expected an axis for heads after it: give mask[:, None]")
+    return given_mask("mask", mask)
+
+
+def hidden_keys(key_padding_mask: Any) -> Mask:
+    """PyTorch's `key_padding_mask`, True where a key is padding, as the mask of the keys that are not."""
+    name = "key_padding_mask"
+    if not is_array(key_padding_mask) or dtype_name(key_padding_mask) != "bool":
+        kind = dtype_name(key_padding_mask) if is_array(key_padding_mask) else type(key_padding_mask).__name__
+        raise ArgumentError(
+            name, f"is {kind}, expected bool, True where a key is padding; mask=padding(…) has 1 for tokens"
+        )
+    if key_padding_mask.ndim not in (1, 2):
+        raise ArgumentError(name, f"has shape {tuple(key_padding_mask.shape)}, expected (batch, keys)")
+    return padding(~key_padding_mask)
 
 
 def anchored(mask: Mask, held: Held, queries: int) -> Mask:
@@ -136,6 +190,8 @@ def anchored(mask: Mask, held: Held, queries: int) -> Mask:
         keys = torch.as_tensor(mask.keys).expand(len(offset), -1)
         places = numbers(offset, keys)[:, None] + torch.arange(queries, device=keys.device)
         return Documents(mask.keys, whole_numbers("documents", keys.gather(1, places.clamp(max=keys.shape[1] - 1))))
+    if isinstance(mask, GlobalTokens) and not is_traced(mask.indices):  # those that are still to come are not seen yet
+        mask = GlobalTokens(mask.indices[mask.indices < held.k.shape[-2]], mask.alignment)
     fields = {name: getattr(mask, name) for name in getattr(mask, "__dataclass_fields__", ())}
     told: dict[str, Any] = {}
     for name, value in fields.items():

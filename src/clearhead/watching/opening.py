@@ -19,7 +19,7 @@ except ImportError:
 from clearhead.core.errors import ArgumentError
 from clearhead.watching import mode
 from clearhead.watching.names import Tokens
-from clearhead.watching.padding import as_fast_path
+from clearhead.watching.padded import as_fast_path
 from clearhead.watching.recorder import Recorder
 from clearhead.watching.seen import Seen
 from clearhead.watching.wants import wanted

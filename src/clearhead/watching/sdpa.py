@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.core.admit import admit
-from clearhead.core.masks import Band, of_pytorch
+from clearhead.core.array_masks import of_pytorch
+from clearhead.core.masks import Band
 from clearhead.torch_bridge.autograd import autocast
 from clearhead.watching.given import Given
 

@@ -24,6 +24,22 @@ class Unlike(Exception):
     """Raised for what may differ without a sign: arrays on a device, or of a class that is not known here."""
 
 
+class Identity:
+    """Who holds an array: equal to itself alone, where masks are equal by their numbers; it keeps nobody alive."""
+
+    __slots__ = ("hash", "owner")
+
+    def __init__(self, owner: Any) -> None:
+        self.owner, self.hash = weakref.ref(owner), id(owner)
+
+    def __eq__(self, other: object) -> bool:
+        owner = self.owner()
+        return owner is not None and isinstance(other, Identity) and other.owner() is owner
+
+    def __hash__(self) -> int:
+        return self.hash
+
+
 class CacheKey:
     """What prepared things depend on: a key, and the arrays of masks that are too large to be a part of it.
 
@@ -101,11 +117,9 @@ class CacheKey:
         self.numbers_alone = False
         if array.nbytes <= SMALL:
             return (array.shape, array.dtype.char, array.tobytes())
-        if getattr(type(owner), "__hash__", None) is not object.__hash__:  # it is known by its fields, arrays too
-            raise Unlike
         self.owners.append(weakref.ref(owner))
         self.arrays.append(array)
-        return self.owners[-1]
+        return Identity(owner)
 
 
 def cache_key_of(problem: Problem) -> CacheKey | None:
