@@ -58,11 +58,12 @@ def attention(
       `causal() & window(128)`. A query that may attend to nothing has output 0. Keys that no query may attend to never
       influence the result, even if they are NaN; a NaN or inf spoils exactly the queries that may attend to it.
     - bias: added to the scaled scores; an array that broadcasts, or `alibi(…)`, `relative_bias(…)`.
-    - scale: 1/√D unless given. temperature: τ divides the scale, 1/(τ√D); above 1 it evens the weights out.
+    - scale: 1/√D unless given; JAX may trace it, and differentiate by it. temperature: τ divides the scale, 1/(τ√D);
+      above 1 it evens the weights out.
     - softcap: c·tanh(score / c), before bias and mask.
     - sinks: (Hq,), one logit a head that joins the softmax's denominator only; −inf is none, inf leaves output 0.
     - dropout: (probability, seed). The same seed drops the same weights in every kernel and library. A seed may be a
-      PyTorch tensor of one number.
+      PyTorch tensor of one number, or one that JAX traces.
     - kernel: the name of the kernel to use, which then runs or raises `KernelRefused`; `plan` says which one is chosen.
 
     Order: scores → scale → softcap → bias → mask → softmax → dropout → values. float16 and bfloat16 are summed in

@@ -11,6 +11,7 @@ import array_api_compat
 import numpy as np
 
 from clearhead.core.errors import ArgumentError
+from clearhead.core.trees import introduce
 
 # An array of any library that speaks the array API; the standard has no type for it.
 Array: TypeAlias = Any
@@ -207,6 +208,7 @@ class Library:
             return _numpy()
         if is_torch(array):
             return _torch_on(array.device)
+        introduce()  # it may be JAX's
         xp = array_api_compat.array_namespace(array)
         name = xp.__name__.removeprefix("array_api_compat.").split(".")[0]
         device = None if is_traced(array) else array_api_compat.device(array)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clearhead.core.arrays import is_torch, is_traced
+from clearhead.core.arrays import Array, is_array, is_torch, is_traced
 from clearhead.core.errors import ArgumentError, shown
 
 
@@ -30,13 +30,23 @@ class Dropout(NamedTuple):
         """A weight is dropped when its 32-bit random number is below this."""
         return round(self.probability * 2**32)
 
+    def halves(self) -> tuple[Array, Array]:
+        """The lower and the upper 32 bits of the seed, (1,) each, also of one that JAX traces: it drops the same."""
+        if not is_traced(self.seed):
+            low, high = np.array([[self.seed & 0xFFFFFFFF], [self.seed >> 32]], dtype=np.uint32)
+            return low, high
+        seed: Array = self.seed
+        seed = seed.reshape(1)
+        # shifted with its sign, in two steps: a number of 32 bits cannot be shifted by as many
+        return seed.astype(np.uint32), ((seed >> 16) >> 16).astype(np.uint32)
+
     def keep(self, heads: np.ndarray, rows: range, columns: range) -> np.ndarray:
         """True where a weight is kept: (*heads.shape, rows, columns). `heads` numbers each batch row and head.
 
         >>> Dropout(0.5, seed=1).keep(np.arange(1), range(2), range(6)).astype(int).tolist()
         [[[1, 1, 1, 0, 1, 1], [1, 1, 1, 1, 0, 1]]]
         """
-        low, high = np.array([[self.seed & 0xFFFFFFFF], [self.seed >> 32]], dtype=np.uint32)
+        low, high = self.halves()
         query = np.asarray(rows, dtype=np.uint32)
         key = np.asarray(columns, dtype=np.uint32)
         head = mix(mix(mix(low) ^ high) ^ heads.astype(np.uint32).reshape(-1)).reshape(heads.shape)
@@ -65,6 +75,8 @@ def as_dropout(value: object) -> Dropout | None:
         )
     if is_torch(seed) and seed.numel() == 1 and not seed.is_floating_point():
         # drawn by PyTorch: a number where it can be read, a tensor until then
+        seed = seed if is_traced(seed) else int(seed) % 2**64
+    elif is_array(seed) and not is_torch(seed) and not seed.ndim and np.dtype(seed.dtype).kind in "iu":
         seed = seed if is_traced(seed) else int(seed) % 2**64
     elif isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise ArgumentError("dropout", f"has seed {shown(seed)}, expected a whole number from 0 to 2**64 - 1")

@@ -1,8 +1,8 @@
 """When two values made of fields are equal: a mask is what it says, and its arrays are compared by their numbers.
 
-NumPy's arrays are equal where their numbers are; they may share memory with the caller's, so a mask that was written to
-is another one from then on. An array whose numbers cannot be read at once (traced, or on an accelerator) is equal to
-itself alone: no comparison waits for a device.
+NumPy's arrays are equal where their numbers are. They may share memory with the caller's, who may write to it; a key
+must not change, so a mask that is hashed takes copies of them first and keeps those. An array whose numbers cannot be
+read at once (traced, or on an accelerator) is equal to itself alone: no comparison waits for a device.
 """
 
 from __future__ import annotations
@@ -25,9 +25,20 @@ def same(left: Any, right: Any) -> bool:
 
 
 def digest(value: Any) -> int:
-    """The hash of an object of a dataclass: equal ones have the same, and one that was written to has another."""
-    fields = type(value).__dataclass_fields__
-    return hash((type(value), *[_hashable(getattr(value, name)) for name in fields]))
+    """The hash of an object of a dataclass, the same for equal ones; its arrays become copies that nobody writes to."""
+    parts: list[Any] = [type(value)]
+    for name in type(value).__dataclass_fields__:
+        part = getattr(value, name)
+        if isinstance(part, np.ndarray):
+            if part.flags.writeable or not part.flags.owndata:
+                part = part.copy()
+                part.flags.writeable = False
+                object.__setattr__(value, name, part)
+            part = (part.shape, part.dtype.str, part.tobytes())
+        elif is_array(part):
+            part = id(part)
+        parts.append(part)
+    return hash(tuple(parts))
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -38,9 +49,3 @@ def _same(left: Any, right: Any) -> bool:
             return False
         return left.dtype == right.dtype and np.array_equal(left, right)
     return type(left) is type(right) and bool(left == right)
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return (value.shape, value.dtype.str, value.tobytes())
-    return id(value) if is_array(value) else value

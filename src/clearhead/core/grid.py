@@ -13,6 +13,7 @@ import numpy as np
 from clearhead.core.arrays import Array, dtype_name, is_torch, is_traced, refuse_masked, settled, to_numpy
 from clearhead.core.equality import digest, same
 from clearhead.core.errors import ArgumentError, shown
+from clearhead.core.trees import introduce, tree
 
 Align = Literal["end", "start"]
 # Positions are below this, so that sums of a few of them stay within 64 bits
@@ -72,6 +73,7 @@ def whole_numbers(argument: str, value: object, least: int | None = None) -> Arr
 
 
 def _whole_numbers(argument: str, value: object) -> Array:
+    introduce()
     refuse_masked(argument, value)
     torch = sys.modules.get("torch")
     if is_torch(value) and not torch.compiler.is_compiling() and value.layout is not torch.strided:
@@ -148,6 +150,7 @@ def by_batch(argument: str, values: Array, grid: Grid) -> Array:
     return values.reshape((*values.shape, 1, 1, 1))
 
 
+@tree
 @dataclass(frozen=True, eq=False)
 class Alignment:
     """Where the first query stands among the keys: aligned to an end, or at a given position."""
@@ -164,6 +167,7 @@ class Alignment:
     @classmethod
     def of(cls, align: str, offset: object) -> Alignment:
         """Checked from the `align` and `offset` arguments that causal, window and others share."""
+        introduce()
         if align not in ("end", "start"):
             raise ArgumentError("align", f"is {align!r}, expected 'end' or 'start'")
         if offset is not None:

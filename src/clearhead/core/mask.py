@@ -13,6 +13,7 @@ from clearhead.core.equality import digest, same
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Grid, bins, bins_of, cut, fitting, part
 from clearhead.core.lowered import AndNode, ArrayNode, Node, NotNode, OrNode
+from clearhead.core.trees import introduce, tree
 
 # True: every pair in the tile; False: none; an array: these, broadcasting to (*batch, heads, rows, columns)
 Tile: TypeAlias = "bool | Array"
@@ -26,7 +27,8 @@ class Mask:
     next call.
 
     Masks are values: two that are made alike are equal and have the same hash, so that one may be a key of a dictionary
-    or a static argument of `jax.jit`. Arrays in them are compared by their numbers, as `core/equality.py` says.
+    or a static argument of `jax.jit`. Arrays in them are compared by their numbers, and a mask that was hashed keeps
+    those that it had then (`core/equality.py`).
 
     >>> from clearhead.core.masks import causal, lengths
     >>> causal() & lengths([3, 1]) == causal() & lengths([3, 1])
@@ -48,6 +50,7 @@ class Mask:
             if cls.wire in Mask.by_wire:  # as a class that a function makes anew
                 cls.wire += f"#{sum(name.startswith(cls.wire) for name in Mask.by_wire)}"
         Mask.by_wire[cls.wire] = cls
+        tree(cls)
 
     # `array & mask` must come to __rand__ and not be tried element by element
     __array_ufunc__ = None
@@ -216,6 +219,7 @@ def as_mask(argument: str, value: Mask | Array) -> Mask:
     """A mask value as it is; a boolean array as `where(array)`; anything else refused in words."""
     if isinstance(value, Mask):
         return value
+    introduce()
     if not is_array(value):
         raise ArgumentError(argument, f"is a {type(value).__name__}, expected a boolean array or a mask value")
     value = admit(argument, value)

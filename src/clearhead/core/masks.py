@@ -33,6 +33,7 @@ from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import LARGEST, Align, Alignment, Grid, by_batch, part, spelled, whole_numbers
 from clearhead.core.lowered import FAR, Node
 from clearhead.core.mask import Mask, Tile, decided
+from clearhead.core.trees import introduce
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -385,6 +386,7 @@ def global_tokens(indices: Iterable[int], *, align: Align = "end", offset: objec
 
 def random_blocks(block: int, *, count: int, seed: int = 0) -> Mask:
     """Each block of queries sees `count` random blocks of keys; the same seed gives the same blocks everywhere."""
+    introduce()
     if _size("seed", seed) != seed:
         raise ArgumentError("seed", f"is {shown(seed)}, expected a whole number of at most 2**61")
     return RandomBlocks(_size("block", block, 1), _size("count", count), int(seed))

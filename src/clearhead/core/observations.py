@@ -14,6 +14,7 @@ from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import Grid
 from clearhead.core.indices import indices
 from clearhead.core.partial import Partial
+from clearhead.core.trees import tree
 
 # More than there are keys or queries anywhere
 MOST = 2**31
@@ -76,6 +77,7 @@ def want(grid: Grid, **asked: Any) -> Want:
     return made(Want, **wanted, names=tuple(wanted))
 
 
+@tree
 @dataclass(frozen=True, eq=False, repr=False)
 class Observed(Generic[ArrayT]):
     """What one call gave and what it attended to. What was not asked for is None.

@@ -16,8 +16,10 @@ from typing import Any, Generic
 from clearhead.core.arrays import Array, ArrayT, Library, dtype_name, require_array, without_gradient
 from clearhead.core.errors import ArgumentError
 from clearhead.core.formula import share_of
+from clearhead.core.trees import tree
 
 
+@tree
 @dataclass(frozen=True, eq=False)
 class Partial(Generic[ArrayT]):
     """Attention over some of the keys: the output (…, T, Dv) and the log-sum-exp of the scores (…, T), in nats.

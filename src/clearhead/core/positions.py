@@ -25,6 +25,7 @@ from clearhead.core.arrays import (
 )
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import LARGEST, Align, Alignment, Grid, cut, fitting
+from clearhead.core.trees import tree
 
 
 class Bias:
@@ -44,6 +45,7 @@ class Bias:
         return None
 
 
+@tree
 @dataclass(frozen=True, eq=False, repr=False)
 class Added(Bias):
     """A bias array that broadcasts to (*batch, heads, queries, keys)."""
@@ -64,6 +66,7 @@ class Added(Bias):
         return f"array{tuple(self.array.shape)}"
 
 
+@tree
 @dataclass(frozen=True, eq=False, repr=False)
 class Alibi(Bias):
     """−slope · |key position − query position|, one slope a head."""
@@ -87,6 +90,7 @@ class Alibi(Bias):
         return f"alibi({', '.join([str(self.slopes.size), *self.alignment.arguments()])})"
 
 
+@tree
 @dataclass(frozen=True, eq=False, repr=False)
 class Relative(Bias):
     """A learned bias for each head and each bucket of key-minus-query distances, as in T5."""

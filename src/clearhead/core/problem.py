@@ -11,15 +11,27 @@ from typing import Any, NamedTuple
 
 from clearhead.core.admit import admit, lies_plainly
 from clearhead.core.array_masks import given_mask, of_pytorch
-from clearhead.core.arrays import HALF, Array, Library, dtype_name, is_torch, made, require_array, require_floating
+from clearhead.core.arrays import (
+    HALF,
+    Array,
+    Library,
+    dtype_name,
+    is_torch,
+    is_traced,
+    made,
+    require_array,
+    require_floating,
+)
 from clearhead.core.dropout import Dropout, as_dropout
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import Grid, broadcast
 from clearhead.core.mask import Mask
 from clearhead.core.observations import Want
 from clearhead.core.positions import Bias, as_bias
+from clearhead.core.trees import introduce, tree
 
 
+@tree
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What a kernel is given: q (*batch, Hq, T, D), k (*batch, Hk, S, D), v (*batch, Hk, S, Dv), and the options.
@@ -82,7 +94,8 @@ class Problem:
     def plain(self) -> bool:
         """True for q, k and v alone: no option, and nothing to observe."""
         options = (self.mask, self.bias, self.softcap, self.sinks, self.dropout, self.want)
-        return all(option is None for option in options) and self.scale == default_scale(self.q)
+        usual = not is_traced(self.scale) and self.scale == default_scale(self.q)
+        return usual and all(option is None for option in options)
 
     def to_be_differentiated(self) -> Problem:
         """The same, its gradients to be asked for."""
@@ -113,6 +126,7 @@ def pose(
     want: Callable[[Grid], Want] | None = None,
 ) -> Problem:
     """Check every argument of a call and freeze it; whatever is wrong is said in one sentence."""
+    introduce()  # what comes of it may be handed to JAX
     if not lies_plainly(q, k, v):
         q, k, v = admit("q", q), admit("k", k), admit("v", v)
     sizes = _sizes(q, k, v)
@@ -127,10 +141,10 @@ def pose(
         v=v,
         library=sizes.library,
         grid=sizes.grid,
-        scale=default_scale(q) if scale is None else _number("scale", scale),
+        scale=default_scale(q) if scale is None else _number("scale", scale, q),
         mask=None if mask is None else given_mask("mask", of_pytorch("mask", mask, q, k)),
         bias=None if bias is None else as_bias(bias),
-        softcap=None if softcap is None else _number("softcap", softcap, positive=True),
+        softcap=None if softcap is None else _number("softcap", softcap, q, positive=True),
         sinks=_sinks(sinks, q),
         dropout=as_dropout(dropout),
         want=None if want is None else want(sizes.grid),
@@ -238,9 +252,17 @@ def _check_shapes(q: Array, k: Array, v: Array) -> None:
         raise ArgumentError("q, k, v", f"have batch axes {shapes}, expected equal sizes or sizes of one") from None
 
 
-def _number(name: str, value: Any, *, positive: bool = False) -> float:
+def _number(name: str, value: Any, q: Array, *, positive: bool = False) -> Any:
+    """A number as a float; one that JAX traces as it is, in the precision that q is computed in."""
     expected = "a finite number above 0" if positive else "a finite number"
     refuse_gradient(name, value)
+    if is_traced(value) and not is_torch(value):
+        library = Library.of(value)
+        real = dtype_name(value).startswith(("int", "uint", "float", "bfloat"))
+        if value.ndim or not real or not library.owns(q):
+            given = f"{dtype_name(value)} of shape {tuple(value.shape)} beside q of {Library.of(q).name}"
+            raise ArgumentError(name, f"is traced, {given}, expected one real number beside arrays of JAX")
+        return library.xp.astype(value, library.computing(q[..., :0]).dtype)
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -11,8 +11,10 @@ from clearhead.core.arrays import HALF, dtype_name, is_traced, to_numpy
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import part
 from clearhead.core.problem import Problem
+from clearhead.core.trees import tree
 
 
+@tree
 @dataclass(frozen=True, eq=False)
 class Row:
     """The numbers of one query, in the order they come to be; what the call does not have is None.

@@ -16,6 +16,7 @@ from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
 from clearhead.core.temperature import tempered
+from clearhead.core.trees import tree
 from clearhead.explain.angles import Angles, angles_of
 from clearhead.explain.render import html, text
 from clearhead.explain.render.page import Page, given_vector
@@ -28,6 +29,7 @@ from clearhead.explain.walk import Cell, Operation, cell, walk
 SCREENFUL = 16
 
 
+@tree
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """One query of one call, step by step. Print it, or ask for `markdown()`, `html()`, `latex()` or `json()`.
@@ -201,7 +203,7 @@ def trace(
     sinks: AnyArray | None = None,
     dropout: tuple[float, int] | None = None,
 ) -> Trace:
-    """Every arithmetic step for one query, exactly as `attention` with the same arguments computes it.
+    """Every arithmetic step for one query of `attention` with the same arguments, by the formula itself.
 
     >>> import clearhead as ch
     >>> from clearhead.textbook import EXAMPLES
@@ -234,6 +236,9 @@ def trace(
     not the same. `head` is a head's number, or (batch row, …, head) where there are batch axes; the first unless given.
     The other arguments are those of `attention`. A row needs only O(n) memory, so any length will do: past a screenful
     the largest weights and the edges of the mask are shown, and it is said what is left out.
+
+    The steps are those of the definition, in the precision that `attention` computes in. A kernel adds in an order of
+    its own, so that its output may differ from this one by what rounding sums takes: mostly in the last digit, if at all.
 
     The result is one value: `print` it, `rich.print` it, let a notebook show it, or ask it for `markdown()`, `html()`,
     `latex()`, `json()`, one pair with `cell(key)`, or every single operation with `walk()`.

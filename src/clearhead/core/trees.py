@@ -1,0 +1,100 @@
+"""Values that JAX looks into: `Observed`, `Partial`, `Trace`, masks and biases are pytrees.
+
+Their arrays and numbers are leaves; words, whole numbers of masks and sizes belong to the tree, so that a function is
+compiled once for all values that differ in arrays alone. JAX is not imported for it: it is told of the classes when it
+is there and one of its arrays, or a mask, is first met.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+
+from clearhead.core.errors import ArgumentError
+
+Kind = TypeVar("Kind", bound=type)
+
+# types of fields that belong to the tree and not to its leaves
+STATIC = frozenset(
+    ("int", "str", "bool", "None", "tuple", "Align", "Literal", "class", "Grid", "Library", "Want", "Dropout")
+)
+
+_waiting: list[Any] = []  # classes that JAX has not been told of
+
+
+def tree(kind: Kind) -> Kind:
+    """A dataclass that JAX is to look into."""
+    _waiting.append(kind)
+    return kind
+
+
+def introduce() -> None:
+    """Tell JAX of the classes that it does not know yet, if it is here."""
+    if "jax" in sys.modules and _waiting:
+        _introduce()
+
+
+def _introduce() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():  # PyTorch's compiler would follow what JAX does
+        return
+    trees = getattr(sys.modules["jax"], "tree_util", None)
+    if trees is None:  # which is being imported
+        return
+    while _waiting:
+        kind = _waiting.pop()
+        if is_dataclass(kind):  # a mask that is more than its fields stays whole
+            with suppress(ValueError):  # its author has told JAX already, and knows better
+                _register(trees, kind)
+
+
+def _register(trees: Any, kind: Any) -> None:
+    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        leaves, rest = named(kind)
+        return [_leaf(getattr(value, name)) for name in leaves], tuple([getattr(value, name) for name in rest])
+
+    def flatten_by_name(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        children, rest = flatten(value)
+        return [(trees.GetAttrKey(name), child) for name, child in zip(named(kind)[0], children, strict=True)], rest
+
+    def unflatten(rest: tuple[Any, ...], children: Any) -> Any:
+        leaves, others = named(kind)
+        value = object.__new__(kind)  # without its checks: JAX puts in what is no array as well
+        value.__dict__.update(zip(leaves, children, strict=True))
+        value.__dict__.update(zip(others, rest, strict=True))
+        return value
+
+    trees.register_pytree_with_keys(kind, flatten_by_name, unflatten, flatten)
+
+
+@cache
+def named(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of a class that hold arrays or what is made of them, and the others.
+
+    >>> from clearhead.core.masks import Band
+    >>> named(Band)
+    (('alignment',), ('back', 'ahead'))
+    """
+    own = [(field.name, set(re.findall(r"[A-Za-z_]+", str(field.type)))) for field in fields(kind)]
+    return (
+        tuple(name for name, words in own if not words <= STATIC),
+        tuple(name for name, words in own if words <= STATIC),
+    )
+
+
+def _leaf(value: Any) -> Any:
+    """A field as JAX may take it: whole numbers that it would cut to 32 bits are refused."""
+    if isinstance(value, np.ndarray) and value.dtype == np.int64 and value.size:
+        least, most = value.min(), value.max()
+        if not -(2**31) <= least <= most < 2**31 and sys.modules["jax"].dtypes.canonicalize_dtype(np.int64) != np.int64:
+            raise ArgumentError(
+                "mask",
+                f"has {most if most >= 2**31 else least}, which JAX would cut to 32 bits: make it a static argument",
+            )
+    return value

@@ -1,0 +1,174 @@
+"""JAX and clearhead's values: masks as static and as traced arguments, pytrees, and scale and seed that are traced."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import clearhead as ch
+
+Q, K, V = (jnp.asarray(a, jnp.float32) for a in np.random.default_rng(0).standard_normal((3, 2, 3, 5, 4)))
+NUMBERS = tuple(map(np.asarray, (Q, K, V)))  # the same by NumPy, which has no steps to compile
+LOWER = np.tri(5, dtype=bool)
+MASKS = {
+    "causal": lambda: ch.causal() & ch.window(3),
+    "lengths": lambda: ch.lengths(np.array([3, 5])),
+    "documents": lambda: ch.documents([0, 0, 1, 1, 1]),
+    "array": lambda: ch.where(LOWER.copy()) | ch.global_tokens([2]),
+    "padding": lambda: ~ch.padding(jnp.asarray([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]])),
+    "offsets": lambda: ch.window(1, 1, offset=[0, 1]),
+    "random": lambda: ch.random_blocks(2, count=1, seed=1),
+}
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "traced"])
+@pytest.mark.parametrize("make", MASKS.values(), ids=MASKS)
+def test_a_mask_made_anew_is_not_compiled_anew(make, static: bool) -> None:
+    compilations = []
+
+    def run(q, mask):
+        compilations.append(mask)
+        return ch.attention(q, K, V, mask=mask)
+
+    compiled = jax.jit(run, static_argnames="mask") if static else jax.jit(run)
+    expected = ch.attention(*NUMBERS, mask=make())
+    for _ in range(5):
+        np.testing.assert_allclose(compiled(Q, mask=make()), expected, atol=2e-6)
+    assert len(compilations) == 1
+    compiled(Q, mask=ch.prefix(2))
+    assert len(compilations) == 2
+
+
+def test_a_static_mask_keeps_the_numbers_that_it_was_compiled_with() -> None:
+    array = LOWER.copy()
+    compiled = jax.jit(lambda q, mask: ch.attention(q, K, V, mask=mask), static_argnames="mask")
+    mask = ch.where(array)
+    before = compiled(Q, mask=mask)
+    array[:] = True
+    np.testing.assert_array_equal(compiled(Q, mask=mask), before)
+    np.testing.assert_allclose(compiled(Q, mask=ch.where(array)), ch.attention(*NUMBERS), atol=2e-6)
+
+
+def test_arrays_of_a_mask_change_without_compiling() -> None:
+    compilations = []
+
+    @jax.jit
+    def run(mask):
+        compilations.append(mask)
+        return ch.attention(Q, K, V, mask=mask & ch.causal())
+
+    for counts in ([3, 5], [1, 2], [5, 4]):
+        np.testing.assert_allclose(
+            run(ch.lengths(counts)), ch.attention(*NUMBERS, mask=ch.lengths(counts) & ch.causal()), atol=2e-6
+        )
+    assert len(compilations) == 1
+    arrays = np.random.default_rng(1).random((2, 5, 5)) < 0.6
+    mapped = jax.jit(jax.vmap(lambda q, k, v, mask: ch.attention(q, k, v, mask=mask)))(Q, K, V, ch.where(arrays))
+    np.testing.assert_allclose(mapped, ch.attention(*NUMBERS, mask=arrays[:, None]), atol=2e-6)
+    with (
+        jax.enable_x64(False),
+        pytest.raises(ch.ArgumentError, match="which JAX would cut to 32 bits: make it a static argument"),
+    ):
+        run(ch.lengths(2**40))
+
+
+def test_what_is_observed_comes_out_of_jit() -> None:
+    wanted = {"top": 2, "received": True, "map": (2, 2), "queries": [1], "weights": True}
+    inside = jax.jit(lambda q: ch.observe(q, K, V, mask=ch.causal(), **wanted))(Q)
+    outside = ch.observe(*NUMBERS, mask=ch.causal(), kernel=inside.kernel, **wanted)
+    assert isinstance(inside, ch.Observed)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), inside, outside)
+    assert repr(inside).splitlines()[0] == repr(outside).splitlines()[0]
+    parts = [jax.jit(ch.observe)(Q, K[:, :, some], V[:, :, some]).partial for some in (slice(2), slice(2, 5))]
+    merged = jax.jit(ch.merge)(*parts)
+    assert isinstance(merged, ch.Partial)
+    np.testing.assert_allclose(merged.output, ch.attention(*NUMBERS), atol=2e-6)
+
+
+def test_a_trace_and_a_bias_are_trees_too() -> None:
+    q, k, v = (a[0] for a in NUMBERS)
+    trace = ch.trace(q, k, v, query=3, head=1, mask=ch.causal(), bias=ch.alibi(3), tokens=list("abcde"))
+    leaves, structure = jax.tree.flatten(trace)
+    again = jax.tree.unflatten(structure, leaves)
+    assert str(again) == str(trace)
+    assert str(jax.jit(lambda whole: whole)(trace)) == str(trace)
+    bias = ch.relative_bias(jnp.zeros((8, 3)))
+    found = jax.jit(jax.grad(lambda bias: (ch.attention(Q, K, V, bias=bias) * V).sum()))(bias)
+    assert type(found) is type(bias)
+    assert float(jnp.abs(found.table).max()) > 0
+
+
+@pytest.mark.parametrize(("kernel", "mask"), [("dense", None), ("tiled", ch.causal()), ("dense", ch.lengths([3, 5]))])
+def test_a_traced_scale_is_compiled_once_and_differentiated(kernel: str, mask) -> None:
+    compilations = []
+
+    def total(scale, q):
+        compilations.append(scale)
+        return (ch.attention(q, K, V, scale=scale, mask=mask, kernel=kernel) * Q).sum()
+
+    compiled, slope = jax.jit(total), jax.jit(jax.grad(total))
+    for scale in (0.1, 0.5, 2.0, jnp.bfloat16(0.5), 1):
+        expected = (ch.attention(*NUMBERS, scale=float(scale), mask=mask, kernel=kernel) * NUMBERS[0]).sum()
+        np.testing.assert_allclose(compiled(scale, Q), expected, rtol=2e-5, atol=2e-5)
+    compilations.clear()
+    for scale in (0.3, 0.7):
+        compiled(scale, Q)
+        exact = [
+            (ch.attention(*(a.astype(float) for a in NUMBERS), scale=scale + step, mask=mask) * NUMBERS[0]).sum()
+            for step in (1e-5, -1e-5)
+        ]
+        np.testing.assert_allclose(slope(scale, Q), (exact[0] - exact[1]) / 2e-5, rtol=1e-4)
+    assert len(compilations) == 1  # of the slope; the sum was compiled for a float before
+    half = jax.jit(lambda scale: ch.attention(*(a.astype(jnp.bfloat16) for a in (Q, K, V)), scale=scale))(0.5)
+    assert half.dtype == jnp.bfloat16
+
+
+def test_a_traced_scale_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ch.ArgumentError, match=r"scale: is traced, float32 of shape \(2,\) beside q of jax"):
+        jax.jit(lambda scale: ch.attention(Q, K, V, scale=scale))(jnp.ones(2, jnp.float32))
+    with pytest.raises(ch.ArgumentError, match="beside q of numpy, expected one real number beside arrays of JAX"):
+        jax.jit(lambda scale: ch.attention(*NUMBERS, scale=scale))(1.0)
+
+
+@pytest.mark.parametrize("kernel", ["dense", "tiled"])
+def test_a_traced_seed_drops_what_the_number_drops(kernel: str) -> None:
+    compilations = []
+
+    @jax.jit
+    def run(seed):
+        compilations.append(seed)
+        options = {"dropout": (0.5, seed), "kernel": kernel, "mask": ch.causal()}
+        return ch.attention(Q, K, V, **options), ch.gradients(Q, K, V, Q, **options)
+
+    for seed in (0, 7, 2**31 - 1):
+        options = {"dropout": (0.5, seed), "kernel": kernel, "mask": ch.causal()}
+        output, gradients = run(seed)
+        np.testing.assert_allclose(output, ch.attention(*NUMBERS, **options), atol=2e-6)
+        for got, expected in zip(gradients, ch.gradients(*NUMBERS, NUMBERS[0], **options), strict=True):
+            np.testing.assert_allclose(got, expected, atol=5e-6)
+    assert len(compilations) == 1
+    # numbers of JAX, of 32 and 64 bits, with and without a sign, mean what PyTorch's mean
+    dropped = jax.jit(lambda seed: ch.attention(Q, K, V, dropout=(0.5, seed), kernel=kernel))
+    for seed, number in ((jnp.uint32(2**32 - 1), 2**32 - 1), (jnp.int32(-2), 2**64 - 2), (2**40 + 5, 2**40 + 5)):
+        expected = ch.attention(*NUMBERS, dropout=(0.5, number), kernel=kernel)
+        np.testing.assert_allclose(dropped(seed), expected, atol=2e-6)
+        np.testing.assert_array_equal(ch.attention(*NUMBERS, dropout=(0.5, jnp.asarray(seed)), kernel=kernel), expected)
+
+
+def test_jax_is_told_when_it_comes_later() -> None:
+    program = """
+import sys
+import numpy as np, clearhead as ch
+early = ch.causal(offset=[1, 2])
+assert "jax" not in sys.modules
+import jax
+seen = ch.observe(*np.ones((3, 2, 4)))
+assert len(jax.tree.leaves(seen)) == 4, jax.tree.leaves(seen)
+assert len(jax.tree.leaves(early)) == 1
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
