@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.core.formula import attention_loops
 
 X = np.zeros((2, 3, 5, 4), np.float32)
 
@@ -148,6 +149,12 @@ REFUSALS = {
     "layout: is 'pairs', expected 'half' or 'interleaved'": lambda: ch.rotary(layout="pairs"),
     "dimension: is 3, expected an even number of at least 2": lambda: ch.rotary(dimension=3),
     "x: has 4 features, of which 6 cannot be turned in pairs": lambda: ch.rotary(dimension=6)(X),
+    "q: has shape (3, 5, 4), expected (positions, features)": lambda: attention_loops(X[0], X[0], X[0]),
+    "q: is a masked array, expected a plain one: give its numbers, .data, and mask= what it hides": (
+        lambda: attention_loops(np.ma.array(X[0, 0]), X[0, 0], X[0, 0])
+    ),
+    "k: has 3 features, expected 4 as q has": lambda: attention_loops(X[0, 0], X[0, 0, :, :3], X[0, 0]),
+    "v: has 2 positions, expected 5 as k has": lambda: attention_loops(X[0, 0], X[0, 0], X[0, 0, :2]),
     "d: is 5, expected an even number": lambda: ch.sinusoidal(3, 5),
     "heads: is 0, expected a whole number of at least 1": lambda: ch.alibi(0),
 }

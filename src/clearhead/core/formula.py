@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import array_api_compat
 
-from clearhead.core.arrays import Array, truth
+from clearhead.core.arrays import Array, refuse_masked, truth
+from clearhead.core.errors import ArgumentError
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +207,19 @@ class Counted:
     divisions: int
 
 
+def _rows(name: str, matrix: Array) -> list[list[float]]:
+    """Two axes of numbers as lists; anything else is refused."""
+    refuse_masked(name, matrix)
+    try:
+        rows = [[float(x) for x in row] for row in matrix]
+    except (TypeError, ValueError, RuntimeError):
+        rows = []
+    if len({len(row) for row in rows}) > 1 or len(rows) != len(matrix):
+        shape = f"has shape {tuple(matrix.shape)}" if hasattr(matrix, "shape") else "is no table of numbers"
+        raise ArgumentError(name, f"{shape}, expected (positions, features)")
+    return rows
+
+
 def attention_loops(q: Array, k: Array, v: Array, *, scale: float | None = None, mask: Array | None = None) -> Counted:
     """The same in explicit loops over numbers, counting each: the n² can be seen.
 
@@ -215,7 +229,11 @@ def attention_loops(q: Array, k: Array, v: Array, *, scale: float | None = None,
     >>> counted.weights[0], counted.multiply_adds
     ([0.7310585786300049, 0.2689414213699951], 6)
     """
-    q, k, v = ([[float(x) for x in row] for row in matrix] for matrix in (q, k, v))
+    q, k, v = (_rows(name, matrix) for name, matrix in (("q", q), ("k", k), ("v", v)))
+    if q and k and len(q[0]) != len(k[0]):
+        raise ArgumentError("k", f"has {len(k[0])} features, expected {len(q[0])} as q has")
+    if len(k) != len(v):
+        raise ArgumentError("v", f"has {len(v)} positions, expected {len(k)} as k has")
     if scale is None:
         scale = 1.0 / math.sqrt(len(k[0])) if k else 1.0
     multiply_adds = exponentials = divisions = 0

@@ -75,8 +75,9 @@ def whole_numbers(argument: str, value: object, least: int | None = None) -> Arr
 def _whole_numbers(argument: str, value: object) -> Array:
     introduce()
     refuse_masked(argument, value)
-    torch = sys.modules.get("torch")
-    if is_torch(value) and not torch.compiler.is_compiling() and value.layout is not torch.strided:
+    torch: Any = sys.modules.get("torch")
+    tensor: Any = value if is_torch(value) else None
+    if tensor is not None and not torch.compiler.is_compiling() and tensor.layout is not torch.strided:
         raise ArgumentError(argument, "is a sparse tensor, expected whole numbers as they are: .to_dense() gives them")
     if torch is not None and (torch.compiler.is_compiling() or is_torch(value)):
         # what PyTorch compiles stays its own: there, NumPy arrays are tensors in disguise

@@ -238,7 +238,7 @@ def trace(
     the largest weights and the edges of the mask are shown, and it is said what is left out.
 
     The steps are those of the definition, in the precision that `attention` computes in. A kernel adds in an order of
-    its own, so that its output may differ from this one by what rounding sums takes: mostly in the last digit, if at all.
+    its own, so that its output may differ from this one by the rounding of its sums: by a last digit, if at all.
 
     The result is one value: `print` it, `rich.print` it, let a notebook show it, or ask it for `markdown()`, `html()`,
     `latex()`, `json()`, one pair with `cell(key)`, or every single operation with `walk()`.

@@ -209,7 +209,7 @@ class MultiHeadAttention(nn.Module):
         )
         output = self.out_proj(output.transpose(1, 2).flatten(2))
         output = output[0] if flat else output
-        if return_weights and seen is not None:
+        if return_weights and seen is not None and seen.weights is not None:
             return output, seen.weights[0] if flat else seen.weights
         return output if observe is None else (output, seen)
 
