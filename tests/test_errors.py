@@ -121,6 +121,9 @@ REFUSALS = {
     "sinks: has shape (2,), expected (3,): one logit for each query head": lambda: call(sinks=np.zeros(2)),
     "dropout: is 0.1, expected (probability, seed)": lambda: call(dropout=0.1),
     "dropout: has probability 1.0, expected a number from 0 up to, not with, 1": lambda: call(dropout=(1.0, 1)),
+    "dropout: has seed tensor(1.5000), expected a whole number from 0 to 2**64 - 1": lambda: call(
+        dropout=(0.1, torch.tensor(1.5))
+    ),
     "dropout: has seed -1, expected a whole number from 0 to 2**64 - 1": lambda: call(dropout=(0.1, -1)),
     (
         "kernel: is 'fast', expected one of 'compiled', 'vendor', 'hopper', 'triton', 'tiled', 'dense', "

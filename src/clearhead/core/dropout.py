@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clearhead.core.arrays import Array, is_array, is_torch, is_traced
+from clearhead.core.arrays import Array, dtype_name, is_array, is_torch, is_traced
 from clearhead.core.errors import ArgumentError, shown
 
 
@@ -62,6 +62,11 @@ def mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint32(15))
 
 
+def is_whole(number: Array) -> bool:
+    """True for one whole number of NumPy or JAX."""
+    return not number.ndim and dtype_name(number).startswith(("int", "uint"))
+
+
 def as_dropout(value: object) -> Dropout | None:
     """`(probability, seed)` checked; None, or a probability of zero, is no dropout."""
     if value is None:
@@ -76,7 +81,7 @@ def as_dropout(value: object) -> Dropout | None:
     if is_torch(seed) and seed.numel() == 1 and not seed.is_floating_point():
         # drawn by PyTorch: a number where it can be read, a tensor until then
         seed = seed if is_traced(seed) else int(seed) % 2**64
-    elif is_array(seed) and not is_torch(seed) and not seed.ndim and np.dtype(seed.dtype).kind in "iu":
+    elif not isinstance(seed, int) and not is_torch(seed) and is_array(seed) and is_whole(seed):  # JAX's and NumPy's
         seed = seed if is_traced(seed) else int(seed) % 2**64
     elif isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise ArgumentError("dropout", f"has seed {shown(seed)}, expected a whole number from 0 to 2**64 - 1")
