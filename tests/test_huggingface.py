@@ -238,17 +238,6 @@ def test_keys_of_another_sequence_are_named_by_it():
 
 
 @torch.no_grad()
-def test_eager_models_are_missed_and_told_what_helps():
-    one = model("bert")
-    one.set_attn_implementation("eager")
-    with ch.watch(one) as seen:
-        one(**hf.inputs("bert"))
-    assert not len(seen)
-    assert list(seen.missed) == ["encoder.layer.0.attention", "encoder.layer.1.attention"]
-    assert "set_attn_implementation('sdpa') lets it be seen" in seen.missed["encoder.layer.0.attention"]
-
-
-@torch.no_grad()
 def test_models_on_clearhead_are_watched_too():
     one = model("gpt_oss")
     one.set_attn_implementation("clearhead")

@@ -15,6 +15,9 @@ from watched import CausalSelfAttention
 import clearhead as ch
 from clearhead.watching.mode import active
 
+# where nothing of a model is seen, watch also warns; here it is `missed` that is looked at
+pytestmark = pytest.mark.filterwarnings("ignore:watch saw no attention")
+
 WORDS = "ran, but not by scaled_dot_product_attention: in steps, softmax(a @ b) @ c"
 
 

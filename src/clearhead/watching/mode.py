@@ -39,6 +39,7 @@ class Active(threading.local):
     recorders: list[Recorder] = field(default_factory=list)
     mode: Mode | None = None
     steps: Steps = field(default_factory=Steps)
+    quiet: bool = False  # steps are made that belong to a call which is known
 
 
 active = Active()
@@ -105,7 +106,8 @@ class Mode(TorchFunctionMode):
                 recorder.refuse(f"it calls {func}, a kernel of its own")
             return known(func(*args, **kwargs))
         result = func(*args, **kwargs)
-        _follow(func, args, kwargs, result)
+        if not active.quiet:
+            _follow(func, args, kwargs, result)
         return result
 
 
@@ -151,11 +153,7 @@ def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False, o
     drops weights (`beside`), where gradients are wanted, where only some heads are looked at, or where PyTorch's own
     attention might give something else; `ours` is of this library and gives the same.
     """
-    interested = []
-    for recorder in active.recorders:
-        recorder.count()
-        if recorder.selects():
-            interested.append(recorder)
+    interested = _interested()
     if not interested:
         return plain()
     tensors = [a for a in (given.q, given.k, given.v, given.bias, given.sinks) if isinstance(a, Tensor)]
@@ -164,14 +162,42 @@ def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False, o
     with torch.no_grad():
         given = given.detached()
         for recorder in interested:
-            try:
-                observed = look(given, recorder)
-            except Exception as error:  # the model runs on, whatever it was, and what was missed is said
-                recorder.refuse(f"observing it failed: {error}")
-                continue
-            if result is None and recorder.heads is None and (ours or ordinary(given)):
+            observed = look(given, recorder)
+            if observed is not None and result is None and recorder.heads is None and (ours or ordinary(given)):
                 result = laid_out(observed.output, given.q)
     return plain() if result is None else result
+
+
+def attend_beside(
+    given: Given,
+    plain: Callable[[], Tensor],
+    again: Callable[[], Tensor] | None,
+    like: Callable[[Given, Observed, Tensor], str | None],
+) -> Tensor:
+    """The result of a call that a model computes in steps, and every watch told of it where that is exact.
+
+    `like` says why an observation is not of the call that gave an output: that of `plain`, or of `again` where `plain`
+    drops weights. The steps are those of this call, and no attention of their own.
+    """
+    interested = _interested()
+    before, active.quiet = active.quiet, True
+    try:
+        result = plain()
+        with torch.no_grad():
+            quiet = given.detached()
+            compared = result.detach() if again is None or not interested else again()
+            for recorder in interested:
+                look(quiet, recorder, lambda observed: like(quiet, observed, compared))
+    finally:
+        active.quiet = before
+    return known(result)
+
+
+def _interested() -> list[Recorder]:
+    """The watches that want the call that is being made."""
+    for recorder in active.recorders:
+        recorder.count()
+    return [recorder for recorder in active.recorders if recorder.selects()]
 
 
 def ordinary(given: Given) -> bool:
@@ -200,8 +226,20 @@ def laid_out(output: Tensor, q: Tensor) -> Tensor:
     return torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device).copy_(output)
 
 
-def look(given: Given, recorder: Recorder) -> Observed:
-    """Observe a call for one watch."""
+def look(given: Given, recorder: Recorder, why_not: Callable[[Observed], str | None] | None = None) -> Observed | None:
+    """Observe a call for one watch; None where that fails, or where `why_not` says that it was another call."""
+    try:
+        why = None if why_not is None else why_not(observe(given.q, given.k, given.v, **given.options))
+        if why is not None:
+            recorder.refuse(why)
+            return None
+        return _look(given, recorder)
+    except Exception as error:  # the model runs on, whatever it was, and what was missed is said
+        recorder.refuse(f"observing it failed: {error}")
+        return None
+
+
+def _look(given: Given, recorder: Recorder) -> Observed:
     wanted = recorder.wanted
     if recorder.heads is not None:
         count = given.q.shape[-3] if given.q.ndim > 2 else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ except ImportError:
 
 from clearhead.core.errors import ArgumentError
 from clearhead.watching import mode
+from clearhead.watching.eager import registry
 from clearhead.watching.names import Tokens
 from clearhead.watching.padded import as_fast_path
 from clearhead.watching.recorder import Recorder
@@ -41,7 +43,8 @@ class watch:
 
     While it is open, every `scaled_dot_product_attention` that the model makes, in any module and on any thread, is
     observed: one kernel computes the output and what was attended to. Hugging Face models on "sdpa", timm's and
-    nanoGPT's are seen like this, and so are `nn.MultiheadAttention` and `nn.TransformerEncoder`.
+    nanoGPT's are seen like this, and so are `nn.MultiheadAttention` and `nn.TransformerEncoder`. Hugging Face models on
+    "eager" compute what they do, and are observed beside it; a call whose output is not that of the formula is missed.
 
     - layers: which layers: numbers, or names of modules, where * stands for anything. A layer's number is the first
       number in its module's name.
@@ -58,7 +61,7 @@ class watch:
 
     Code that `torch.compile` has compiled runs uncompiled while watch is open, in all threads, and so is seen. What
     attends and cannot be seen (attention in steps, a kernel of its own, TorchScript) is said by name in `seen.missed`
-    when watch closes. Steps are known by what is computed, softmax(a @ b) @ c; where the softmax itself is written in
+    when watch closes, and a model of which nothing was seen is warned about. Steps are known by what is computed, softmax(a @ b) @ c; where the softmax itself is written in
     steps, by what the module is called.
     """
 
@@ -83,6 +86,7 @@ class watch:
             raise ArgumentError("watch", "has been opened before; another call of watch makes a new one")
         recorder = self.recorder
         uncompiled.begin()
+        registry.begin()
         for name, module in recorder.root.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
@@ -100,12 +104,22 @@ class watch:
         if uncompiled.too_late:
             self.recorder.refused.setdefault("", TOO_LATE)
         uncompiled.end()
+        registry.end()
         self.recorder.settle()
+        if kind is None and self.recorder.blind:
+            _warn(self.recorder.seen)
 
     def _let_go(self) -> None:
         for handle in self.handles:
             handle.remove()
         self.handles = []
+
+
+def _warn(seen: Seen) -> None:
+    """Say once, where it is not looked for, that a model attends and nothing of it was seen."""
+    name, why = next(iter(seen.missed.items()))
+    more = f" ({len(seen.missed)} modules alike: seen.missed)" if len(seen.missed) > 1 else ""
+    warnings.warn(f"watch saw no attention. {name or 'The model'}: {why}{more}", stacklevel=3)
 
 
 class Hook:

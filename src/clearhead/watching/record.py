@@ -34,6 +34,8 @@ class Record(Sequence[Call]):
         if isinstance(which, slice):
             return self._part(self.calls[which])
         if not isinstance(which, str):
+            if isinstance(which, int | np.integer) and not -len(self) <= which < len(self):
+                raise IndexError(self._none_there(int(which)))
             return self.calls[which]
         found = [call for call in self.calls if call.name == which]
         if not found:
@@ -74,6 +76,16 @@ class Record(Sequence[Call]):
     def named(self, pattern: str) -> Self:
         """The calls of modules with this name; * stands for anything."""
         return self._part([call for call in self.calls if fnmatchcase(call.name, pattern)])
+
+    def _none_there(self, which: int) -> str:
+        """Why there is no call of that number."""
+        if self.calls:
+            return f"seen[{which}] is not there: {len(self)} calls were seen, seen[0] to seen[{len(self) - 1}]"
+        if not self.missed:
+            return f"seen[{which}] is not there: nothing was seen; a model is seen when it runs inside watch"
+        more = f", and {len(self.missed) - 1} more in seen.missed" if len(self.missed) > 1 else ""
+        name, why = next(iter(self.missed.items()))
+        return f"seen[{which}] is not there: nothing was seen. {name or 'The model'}: {why}{more}"
 
     def _part(self, calls: list[Call]) -> Self:
         return type(self)(calls, self.missed)

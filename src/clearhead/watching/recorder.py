@@ -291,6 +291,11 @@ class Recorder:
         self.seen.missed.clear()
         self.seen.missed.update(missed)
 
+    @property
+    def blind(self) -> bool:
+        """Does the model attend in steps, and was none of its attention seen?"""
+        return not self.seen.calls and bool(self.in_steps or self.silent)
+
     def _unmet(self, names: set[str]) -> str:
         """Those of the layers asked for that none of the names belongs to."""
         if not self.made_calls or self.layers is None:
@@ -325,7 +330,11 @@ def _silence(module: nn.Module, how: str) -> str:
     configs = (getattr(part, "config", None) for part in module.modules())
     way = next((getattr(config, "_attn_implementation", None) for config in configs if config is not None), None)
     if isinstance(way, str) and way != "sdpa":
-        helps = "where the model has it, model.set_attn_implementation('sdpa') lets it be seen"
+        helps = (
+            "where the model has it, model.set_attn_implementation('sdpa') lets it be seen; Gemma-2, GPT-OSS and "
+            "others that attend through transformers' interface also take clearhead.integrations.huggingface.register() and "
+            "set_attn_implementation('clearhead')"
+        )
         return f"{words} (attn_implementation is {way!r}; {helps})"
     return words
 

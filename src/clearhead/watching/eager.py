@@ -1,0 +1,136 @@
+"""Hugging Face models on "eager": what transformers' registry hands them is called as it is, and observed beside it.
+
+A model asks transformers' `AttentionInterface` for its attention function, and on "eager" is given its own, which
+builds the matrix. While a watch is open the registry answers with that function wrapped: it computes the result, and
+`observe` sees what it was given. That is exact only where both mean the same; so each call is held to its own output.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.core.observations import Observed
+from clearhead.watching import mode
+from clearhead.watching.given import Given
+
+Function = Callable[..., tuple[Tensor, Any]]
+OTHERWISE = "its eager attention computes something other than softmax(Q Kᵀ · scale + mask) V, by its output"
+
+
+class Registry:
+    """transformers' registry, answering for watches as long as any is open; on threads that none looks at, as ever."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.kind: Any = None
+        self.own: Any = None
+        self.lock = threading.Lock()
+
+    def begin(self) -> None:
+        """One more watch is open."""
+        with self.lock:
+            self.open += 1
+            # a model of transformers has imported it
+            kind = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
+            if self.kind is None and hasattr(kind, "get_interface"):
+                self.kind, self.own = kind, kind.get_interface
+                kind.get_interface = self._answer()
+
+    def end(self) -> None:
+        """One less."""
+        with self.lock:
+            self.open -= 1
+            if not self.open and self.kind is not None:
+                self.kind.get_interface = self.own
+                self.kind = self.own = None
+
+    def _answer(self) -> Callable[..., Function]:
+        own = self.own
+
+        def get_interface(interface: Any, attn_implementation: str, default: Function) -> Function:
+            found: Function = own(interface, attn_implementation, default)
+            return watched(found) if found is default and mode.active.recorders else found
+
+        return get_interface
+
+
+registry = Registry()
+
+
+def watched(function: Function) -> Function:
+    """A model's own eager attention function, and every watch told of what it was given."""
+
+    def eager(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Any]:
+        rest: list[Any] = []
+
+        def plain() -> Tensor:
+            output, *others = function(module, query, key, value, attention_mask, **options)
+            rest.extend(others)
+            return output.transpose(1, 2)  # (B, H, T, D), as observations have it
+
+        def without_dropout() -> Tensor:
+            return function(module, query, key, value, attention_mask, **{**options, "dropout": 0.0})[0].transpose(1, 2)
+
+        dropped = bool(options.get("dropout")) and module.training
+        given = read(query, key, value, attention_mask, options)
+        output = mode.attend_beside(given, plain, without_dropout if dropped else None, like)
+        return output.transpose(1, 2), *rest  # type: ignore[return-value]
+
+    return eager
+
+
+def read(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Given:
+    """A call in the terms of `observe`. Eager attention knows no causality but the mask, which it adds."""
+    hides, bias = None, None
+    if mask is not None:
+        mask = mask[..., : key.shape[-2]]
+        if mask.dtype == torch.bool:
+            hides = mask
+        else:
+            least = torch.finfo(mask.dtype).min
+            hidden = mask <= least / 2
+            # most masks only hide: as truth values a row that may see nothing is nobody's, and not the mean of all
+            hides = ~hidden if bool(hidden.any()) else None
+            rest = mask.masked_fill(hidden, 0.0)
+            bias = rest if bool(rest.any()) else None
+    learned = options.get("position_bias")
+    if learned is not None:
+        bias = learned if bias is None else bias + learned
+    sinks = options.get("s_aux")
+    return Given(
+        query,
+        key,
+        value,
+        mask=hides,
+        bias=bias,
+        scale=options.get("scaling"),
+        softcap=options.get("softcap"),
+        sinks=None if sinks is None else sinks.reshape(-1).to(query.dtype),
+    )
+
+
+def like(given: Given, observed: Observed, output: Tensor) -> str | None:
+    """Why an observation is not of the call that gave this output; None where it is.
+
+    Rounding in scores as large as s moves a weight by s parts in 1/eps, and an output by that share of the largest
+    value. Queries that may see nothing are left out: eager attention gives them the mean of everything.
+    """
+    if observed.output.shape != output.shape:
+        return OTHERWISE
+    alive = torch.isfinite(observed.lse)
+    if not bool(alive.any()):
+        return None
+    largest = float(observed.max_score[alive].abs().max())
+    # ones that are summed: the softmax's denominator, and the values
+    steps = 8.0 + 2.0 * largest + float(given.keys) ** 0.5
+    allowed = torch.finfo(output.dtype).eps * steps * float(given.v.abs().max())
+    away = (observed.output - output).abs().amax(-1)[alive]
+    return None if bool((away <= allowed).all()) else OTHERWISE
