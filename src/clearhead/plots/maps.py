@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from clearhead.calls import observe
 from clearhead.core.arrays import Array, is_array, to_numpy
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Grid, part
@@ -16,6 +17,9 @@ from clearhead.core.observations import Observed
 from clearhead.core.positions import Bias, as_bias
 from clearhead.explain.tokens import names_for
 from clearhead.plots.canvas import SIGNED, WEIGHTS, hatched, label_positions, new_axes
+from clearhead.watching.call import NEEDS, Call
+from clearhead.watching.record import Record
+from clearhead.watching.summary import summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,12 +28,14 @@ Colours = Literal["auto", "linear", "log", "sink"]
 # A key that takes more than this share of the weight, where there are at least this many to choose from, hides
 # everything else on a linear scale
 SINK, CHOICE = 0.5, 4
+# A long call is drawn in so many blocks a side
+BLOCKS = 128
 # A mask is drawn pair by pair up to this many positions, and block by block beyond
 WHOLE = 512
 
 
 def plot_attention(
-    weights: Array | Observed,
+    weights: Array | Observed | Call,
     tokens: Sequence[str] | None = None,
     *,
     query_tokens: Sequence[str] | None = None,
@@ -46,12 +52,15 @@ def plot_attention(
     >>> ax.get_xlabel(), ax.get_ylabel()
     ('key', 'query')
 
-    `weights` is an array (…, T, S), or an `Observed` that has `weights`, or a pooled `map`. Cells that `mask` hides are
+    `weights` is an array (…, T, S), or an `Observed` that has `weights`, or a pooled `map`, or a call that was watched,
+    `seen[0]`, which brings its tokens. Cells that `mask` hides are
     hatched; without a mask, those that are exactly 0, as a softmax gives nowhere else. Where one key takes most of the
     weight, colours="sink" spends them on the others, and says so; "log" is a logarithmic scale; "auto" decides.
     """
     matrix, pooled = _weights(weights)
     matrix = _one(matrix, head)
+    if isinstance(weights, Call):
+        tokens, query_tokens = _named(weights, tokens, query_tokens, head)
     hidden = _hidden(matrix, None if pooled else mask)
     ax = new_axes()[0, 0] if ax is None else ax
     queries, keys = matrix.shape
@@ -67,7 +76,9 @@ def plot_attention(
     return ax
 
 
-def _weights(given: Array | Observed) -> tuple[np.ndarray, bool]:
+def _weights(given: Array | Observed | Call) -> tuple[np.ndarray, bool]:
+    if isinstance(given, Call):
+        return _of_call(given)
     if isinstance(given, Observed):
         if given.weights is not None:
             return to_numpy(given.weights), False
@@ -77,6 +88,34 @@ def _weights(given: Array | Observed) -> tuple[np.ndarray, bool]:
     if not is_array(given) or given.ndim < 2:
         raise ArgumentError("weights", "is no array of (…, queries, keys) and no Observed")
     return to_numpy(given), False
+
+
+def _of_call(call: Call) -> tuple[np.ndarray, bool]:
+    """What a call's map is drawn from: its weights, those that its queries and keys give, or a pooled map."""
+    if call.weights is None and call.map is not None:
+        return to_numpy(call.map.mean), True
+    if call.weights is not None or (call.kept is not None and max(call.shape[-2:]) <= WHOLE):
+        return call.rows(range(call.shape[-2])), False
+    if call.kept is not None:
+        kept = call.kept
+        pooled = observe(kept.q, kept.k, kept.k[..., :1], **kept.options, map=(BLOCKS, BLOCKS)).map
+        assert pooled is not None
+        return to_numpy(pooled.mean), True
+    raise ArgumentError("weights", f"is a call with nothing to draw: {NEEDS}, or want={{'map': (64, 64)}}")
+
+
+def _named(
+    call: Call, tokens: Sequence[str] | None, query_tokens: Sequence[str] | None, head: Any = None
+) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+    """The tokens of a call where none are given: those of the batch row that is drawn."""
+    lead = call.shape[:-3]
+    batch = int(np.ravel_multi_index(head[:-1], lead)) if lead and isinstance(head, tuple) and len(head) > 1 else 0
+    queries, keys = call.names(batch)
+    if tokens is None and call.keys_named is not None:
+        tokens = keys
+    if query_tokens is None and call.queries_named is not None:
+        query_tokens = queries
+    return tokens, query_tokens
 
 
 def _one(matrix: np.ndarray, head: int | tuple[int, ...] | None) -> np.ndarray:
@@ -136,7 +175,7 @@ def _draw(ax: Axes, matrix: np.ndarray, hidden: np.ndarray, colours: str, *, mos
 
 
 def plot_heads(
-    weights: Array | Observed,
+    weights: Array | Observed | Call,
     tokens: Sequence[str] | None = None,
     *,
     mask: Mask | Array | None = None,
@@ -149,10 +188,16 @@ def plot_heads(
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 4, 5, 8))
     >>> ch.plot_heads(ch.observe(q, k, v, weights=True)).shape
     (4,)
+
+    `weights` is what `plot_attention` takes; a call that was watched, `seen[0]`, brings its tokens.
     """
     matrix, pooled = _weights(weights)
     if matrix.ndim < 3 or math.prod(matrix.shape[:-3]) != 1:
         raise ArgumentError("weights", f"has shape {matrix.shape}, expected (heads, queries, keys)")
+    query_tokens: Sequence[str] | None = None
+    if isinstance(weights, Call):
+        tokens, query_tokens = _named(weights, tokens, None)
+    numbers = weights.heads if isinstance(weights, Call) and weights.heads else range(matrix.shape[-3])
     heads = matrix.astype(np.float64)[(0,) * (matrix.ndim - 3)]
     count = len(heads)
     across = columns or min(count, math.ceil(math.sqrt(count)))
@@ -165,10 +210,12 @@ def plot_heads(
     if len(axes) < count:
         raise ArgumentError("axes", f"has {len(axes)}, expected one for each of {count} heads")
     names = None if tokens is None or pooled else names_for("tokens", tokens, heads.shape[-1], "keys")
+    down_named = None if query_tokens is None or pooled else tuple(query_tokens)
     image = None
-    for i, (ax, one) in enumerate(zip(axes, heads, strict=True)):
+    for i, ax, one in zip(numbers, axes, heads, strict=True):
         image = _draw(ax, one, _hidden(one, None if pooled else mask), "linear", most=float(np.nanmax(heads)))
-        rows = names if names is not None and one.shape[0] == one.shape[1] else one.shape[0]
+        square = names if one.shape[0] == one.shape[1] else None
+        rows = down_named or square or one.shape[0]
         label_positions(ax, names or one.shape[1], rows, room=14)
         ax.set_title(f"head {i}", fontsize="medium")
         ax.label_outer()
@@ -248,17 +295,23 @@ def plot_bias(
     return ax
 
 
-def plot_entropy(entropy: Array | Sequence[Observed], *, keys: int | None = None, ax: Axes | None = None) -> Axes:
+def plot_entropy(
+    entropy: Array | Sequence[Observed] | Record, *, keys: int | None = None, ax: Axes | None = None
+) -> Axes:
     """Draw the mean entropy of each layer's heads: dark where a head looks at few keys.
 
     >>> import numpy as np, clearhead as ch
     >>> ch.plot_entropy(np.random.default_rng(0).random((4, 8))).get_ylabel()
     'layer'
 
-    `entropy` is (layers, heads) in nats, or one `Observed` for each layer, whose queries and batch rows are averaged.
-    With `keys` the scale ends at ln(keys), the entropy of looking at all alike.
+    `entropy` is (layers, heads) in nats, or one `Observed` for each layer, whose queries and batch rows are averaged,
+    or what `watch` has seen, where padding is left out. With `keys` the scale ends at ln(keys), the entropy of looking
+    at all alike.
     """
-    if is_array(entropy):
+    layers: list[str] | None = None
+    if isinstance(entropy, Record):
+        table, layers = _entropies(entropy)
+    elif is_array(entropy):
         table = to_numpy(entropy).astype(np.float64)
     else:
         if not entropy or not all(isinstance(one, Observed) for one in entropy):
@@ -272,7 +325,18 @@ def plot_entropy(entropy: Array | Sequence[Observed], *, keys: int | None = None
     most = math.log(keys) if keys else None
     image = ax.imshow(table, cmap=f"{WEIGHTS}_r", vmin=0.0, vmax=most, interpolation="nearest", aspect="equal")
     ax.figure.colorbar(image, ax=ax, label="entropy in nats", shrink=0.85)
-    label_positions(ax, table.shape[1], table.shape[0])
+    label_positions(ax, table.shape[1], layers or table.shape[0])
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
     return ax
+
+
+def _entropies(seen: Record) -> tuple[np.ndarray, list[str]]:
+    """The mean entropy of each head of each module, NaN where there is none, and the numbers of their layers."""
+    lines = summary(seen).lines
+    names = list(dict.fromkeys(line.name for line in lines))
+    heads = sorted({line.head for line in lines})
+    table = np.full((len(names), len(heads)), np.nan)
+    for line in lines:
+        table[names.index(line.name), heads.index(line.head)] = np.nan if line.entropy is None else line.entropy
+    return table, [str(next(line.layer for line in lines if line.name == name)) for name in names]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +13,16 @@ import numpy as np
 from clearhead.calls import gradients, observe
 from clearhead.core.arrays import Array, to_numpy
 from clearhead.core.errors import ArgumentError
+from clearhead.core.mask import Mask, as_mask
 from clearhead.core.observations import Observed, Shows
+from clearhead.explain.tokens import names_for, position_of
+from clearhead.explain.tracing import Trace, trace
 from clearhead.watching.given import Given
+from clearhead.watching.share import attended, share_in, share_of
+from clearhead.watching.top_tokens import Token, top_tokens
 
+# what attention from one sequence to another is called
+CROSS = re.compile(r"(?i)cross|enc_?dec|encoder_attn|encoder_attention")
 Names = tuple[str, ...]
 NEEDS = "want={'weights': True} or want={'keep': True} when watching keeps what it takes"
 
@@ -61,6 +69,17 @@ class Call(Shows):
         again = observe(kept.q, kept.k, kept.k[..., :1], **kept.options, queries=places)
         return to_numpy(again.queries.weights) if again.queries is not None else np.empty(0)
 
+    def row_blocks(self, size: int = 128) -> Iterator[np.ndarray]:
+        """Exact weights of all queries, `size` of them at a time: (…, heads, size, keys), never the whole matrix."""
+        for start in range(0, self.shape[-2], size):
+            stop = min(start + size, self.shape[-2])
+            if self.weights is not None:
+                yield to_numpy(self.weights)[..., start:stop, :]
+                continue
+            kept = self._kept()
+            q, options = kept.block(start, stop)
+            yield to_numpy(observe(q, kept.k, kept.k[..., :1], **options, weights=True).weights)
+
     def carried(self, back: np.ndarray) -> np.ndarray:
         """`back` (…, heads, r, queries) times the weights: what r mixtures of queries attend to, (…, heads, r, keys).
 
@@ -77,6 +96,93 @@ class Call(Shows):
         dout = np.ascontiguousarray(np.swapaxes(back, -1, -2))  # (…, heads, queries, r)
         values = np.zeros((*k.shape[:-1], dout.shape[-1]), back.dtype)
         return np.swapaxes(gradients(q, k, values, dout, **bare.options)[2], -1, -2)
+
+    def weight_on(self, pairs: Mask | Array) -> np.ndarray:
+        """How much of its weight each query gives the keys that a mask names, (…, heads, queries), in O(n) memory.
+
+        `call.weight_on(ch.window(1))` is the weight on a token and the one before it.
+        """
+        mask = as_mask("pairs", pairs)
+        if self.weights is not None:
+            return share_in(to_numpy(self.weights), mask)
+        return share_of(self._kept(), mask)
+
+    def attended(self) -> np.ndarray:
+        """Which keys any query of any head gives any weight, (…, keys): padding gets none."""
+        received = self.received if self.counted is None else None
+        if received is None and self.weights is None:
+            return attended(self._kept())
+        every = to_numpy(self.weights).sum(-2) if received is None else to_numpy(received)
+        return (every.max(-2) if every.ndim > 1 else every) > 0
+
+    def live(self) -> np.ndarray:
+        """Which queries are no padding, (…, heads, queries): of a sequence on itself, those that are attended to."""
+        live = np.isfinite(to_numpy(self.lse))
+        if self.shape[-2] == self.keys:
+            live &= self.attended()[..., None, :] if live.ndim > 1 else self.attended()
+        return live
+
+    def names(self, batch: int = 0) -> tuple[Names, Names]:
+        """What the queries and the keys of a batch row are called: their tokens, or their positions."""
+        rows = math.prod(self.shape[:-3])
+        if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or not 0 <= batch < max(rows, 1):
+            raise ArgumentError("batch", f"is {batch!r}, expected 0 to {rows - 1}")
+        named = [None if rows is None else rows[batch % len(rows)] for rows in (self.queries_named, self.keys_named)]
+        return (
+            names_for("tokens", named[0], self.shape[-2], "queries"),
+            names_for("tokens", named[1], self.keys, "keys"),
+        )
+
+    def top_tokens(self, query: int | str, *, count: int = 5, head: int | None = None, batch: int = 0) -> list[Token]:
+        """The tokens that a query looks at most, by name; by the mean of all heads unless one is given.
+
+        >>> import torch, clearhead as ch
+        >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+        >>> with ch.watch(model, want={"keep": True}, tokens=["the", "bank", "closed"]) as seen:
+        ...     output = model(torch.zeros(1, 3, 16))
+        >>> seen[0].top_tokens("bank", count=2)
+        ['the' at 0: 0.333, 'bank' at 1: 0.333]
+        """
+        queries, keys = self.names(batch)
+        place = position_of("query", query, queries)
+        rows = of_batch(self.rows([place]), batch)[:, 0].astype(np.float64)  # (heads, keys)
+        return top_tokens(rows.mean(0) if head is None else rows[self._place_of(head)], keys, count)
+
+    def trace(self, query: int | str, *, head: int | None = None, batch: int = 0) -> Trace:
+        """Every arithmetic step of one query of this call, with the tokens it was watched with; see `clearhead.trace`.
+
+        >>> import torch, clearhead as ch
+        >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+        >>> with ch.watch(model, want={"keep": True}, tokens=["the", "bank", "closed"]) as seen:
+        ...     output = model(torch.randn(1, 3, 16))
+        >>> seen[0].trace(query="bank", head=1)
+        Trace of "bank" (query 1) over 3 keys; print it to see the steps
+        """
+        kept = self.kept
+        if kept is None or (self.keys and not kept.v.shape[-1]):
+            raise ArgumentError(
+                "want",
+                f"did not keep the queries, keys and values of {self.name!r}: watch(model, want={{'keep': True}}) does",
+            )
+        queries, keys = self.names(batch)
+        lead = self.shape[:-2]
+        at = () if not lead else (*np.unravel_index(batch, lead[:-1]), 0 if head is None else self._place_of(head))
+        return trace(
+            *(to_numpy(a) for a in (kept.q, kept.k, kept.v)),
+            query=query,
+            tokens=None if self.keys_named is None else keys,
+            query_tokens=None if self.queries_named is None else queries,
+            head=tuple(map(int, at)) or None,
+            **replace(kept, mask=_bare(kept.mask), bias=_bare(kept.bias), sinks=_bare(kept.sinks)).options,
+        )
+
+    def _place_of(self, head: int) -> int:
+        """Where a head lies among those that were kept."""
+        there = self.heads or range(self.shape[-3] if len(self.shape) > 2 else 1)
+        if isinstance(head, bool) or head not in there:
+            known = f"0 to {len(there) - 1}" if self.heads is None else ", ".join(map(str, there))
+            raise ArgumentError("head", f"is {head!r}, expected one of {known}")
+        return list(there).index(head)
 
     def _kept(self) -> Given:
         if self.kept is None:

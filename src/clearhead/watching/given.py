@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clearhead.core.arrays import Array
+import numpy as np
+
+from clearhead.core.arrays import Array, is_array, to_numpy
 from clearhead.core.mask import Mask, as_mask
 from clearhead.core.masks import causal as causal_mask
 
@@ -57,6 +59,17 @@ class Given:
             whole = part if whole is None else whole & part
         return whole
 
+    def block(self, start: int, stop: int) -> tuple[Array, dict[str, Any]]:
+        """The queries from `start` to `stop` by themselves, and the keywords of `observe` that go with them."""
+
+        def of(array: Array | None) -> Array | None:
+            long = array is not None and array.ndim > 1 and array.shape[-2] == self.queries
+            return array[..., start:stop, :] if array is not None and long else array
+
+        part = replace(self, causal=False, mask=of(self.mask), bias=of(self.bias))
+        first = causal_mask(offset=start) if self.causal else None  # the key of the first of them
+        return self.q[..., start:stop, :], {**part.unmasked, "mask": part.masked(first)}
+
     def detached(self) -> Given:
         """The same call, of which no gradient is asked."""
         arrays = {name: getattr(self, name) for name in ("q", "k", "v", "mask", "bias", "sinks")}
@@ -83,13 +96,17 @@ class Given:
             sinks=None if self.sinks is None else self.sinks[mine],
         )
 
+    def in_float64(self) -> Given:
+        """The same call in NumPy and float64, where differences of log-sum-exps lose nothing."""
+        arrays = {name: to_numpy(a) for name, a in vars(self).items() if is_array(a)}
+        floats = {name: a if a.dtype == bool else a.astype(np.float64) for name, a in arrays.items()}
+        return replace(self, **floats)
+
     def copied(self) -> Given:
-        """The same call without its values, in memory of its own: a cache may write over keys that were seen."""
-        arrays = {name: getattr(self, name) for name in ("q", "k", "mask", "bias", "sinks")}
+        """The same call in memory of its own: a cache may write over keys that were seen."""
+        arrays = {name: getattr(self, name) for name in ("q", "k", "v", "mask", "bias", "sinks")}
         arrays |= {name: _one_row(arrays[name]) for name in ("mask", "bias")}
-        return replace(
-            self, v=self.v[..., :0].clone(), **{name: a.clone() for name, a in arrays.items() if a is not None}
-        )
+        return replace(self, **{name: a.clone() for name, a in arrays.items() if a is not None})
 
 
 def _one_row(array: Array | None) -> Array | None:

@@ -50,8 +50,8 @@ class watch:
       number in its module's name.
     - heads: which heads; only those are kept, and the model's own call computes the output.
     - want: what to observe, as `observe` takes it: top, received, map, queries, weights. And distance=True, the mean
-      distance; keep=True, queries and keys, so that rollouts and rows can be asked for later; output=True, the outputs.
-      Without it, all that `summary` shows.
+      distance; keep=True, queries, keys and values, so that rollouts, rows, traces and scores such as `induction` can
+      be asked for later; output=True, the outputs. Without it, all that `summary` shows.
     - tokens: a list of tokens, one for each batch row where there are several, or a tokenizer.
     - on_device: leave what was observed where the model is, and not on the CPU.
 
@@ -61,8 +61,8 @@ class watch:
 
     Code that `torch.compile` has compiled runs uncompiled while watch is open, in all threads, and so is seen. What
     attends and cannot be seen (attention in steps, a kernel of its own, TorchScript) is said by name in `seen.missed`
-    when watch closes, and a model of which nothing was seen is warned about. Steps are known by what is computed, softmax(a @ b) @ c; where the softmax itself is written in
-    steps, by what the module is called.
+    when watch closes; a model of which nothing was seen is warned about. Steps are known by what is computed,
+    softmax(a @ b) @ c; where the softmax itself is written in steps, by what the module is called.
     """
 
     def __init__(

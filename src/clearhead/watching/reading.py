@@ -144,6 +144,8 @@ def _check_shapes(call: Call, where: str) -> None:
         q, k = call.kept.q, call.kept.k  # of which the leading axes broadcast
         _expect_shape(f"{where}.kept.q", q, (*q.shape[:-2], queries, -1))
         _expect_shape(f"{where}.kept.k", k, (*k.shape[:-2], keys, q.shape[-1]))
+        v = call.kept.v
+        _expect_shape(f"{where}.kept.v", v, (*v.shape[:-2], keys, -1))
     for name, rows, length in (("queries_named", call.queries_named, queries), ("keys_named", call.keys_named, keys)):
         if rows is not None:
             named = (bool(rows) or 0 in lead) and all(len(row) == length for row in rows)

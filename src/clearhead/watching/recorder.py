@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.core.observations import Observed
-from clearhead.watching.call import Call, layer_of
+from clearhead.watching.call import CROSS, Call, layer_of
 from clearhead.watching.given import Given
 from clearhead.watching.names import Tokens
 from clearhead.watching.seen import Seen
@@ -25,8 +25,6 @@ from clearhead.watching.wants import Wanted
 ATTENTION = re.compile(r"(?i)attention|attn|(?<![a-z])mha(?![a-z])")
 # a module's own name says that it attends where it ends in this: post_attention_layernorm does not
 CALLED = re.compile(r"(?i)(^|_)(attention|attn|mha)\d*$")
-# what attention from one sequence to another is called
-CROSS = re.compile(r"(?i)cross|enc_?dec|encoder_attn|encoder_attention")
 PART = re.compile(r"(Norm|Dropout|Embeddings?|Bias|Output|Mask)$")
 
 
@@ -332,8 +330,8 @@ def _silence(module: nn.Module, how: str) -> str:
     if isinstance(way, str) and way != "sdpa":
         helps = (
             "where the model has it, model.set_attn_implementation('sdpa') lets it be seen; Gemma-2, GPT-OSS and "
-            "others that attend through transformers' interface also take clearhead.integrations.huggingface.register() and "
-            "set_attn_implementation('clearhead')"
+            "others that attend through transformers' interface also take clearhead.integrations.huggingface."
+            "register() and set_attn_implementation('clearhead')"
         )
         return f"{words} (attn_implementation is {way!r}; {helps})"
     return words
