@@ -2,6 +2,7 @@
 
 - to compute: `attention`, `observe`, `gradients`, `merge`; `set_threads`
 - to see: `trace`, `watch`, `merge_subwords`, `plot_attention` and eight more; to judge: `check`, `shuffle_weights`
+- to see: `trace`, `watch`, `ablate`, `patch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`
 - to know the cost: `plan`, `profile`, `scaling`
 - masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`; & | ~; of arrays:
   `where`, `lets`, `hides`, `padding`
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         plot_shift,
     )
     from clearhead.watching.call import Call
+    from clearhead.watching.edits import ablate, patch
     from clearhead.watching.opening import watch
     from clearhead.watching.seen import Seen
     from clearhead.watching.words import merge_subwords
@@ -68,6 +70,7 @@ __all__ = [
     "Seen",
     "Trace",
     "Yarn",
+    "ablate",
     "alibi",
     "attention",
     "causal",
@@ -82,6 +85,7 @@ __all__ = [
     "merge_subwords",
     "observe",
     "padding",
+    "patch",
     "plan",
     "plot_attention",
     "plot_bias",
@@ -116,8 +120,10 @@ _LATER = {
     "Scaling": "clearhead.measure.scales",
     "Seen": "clearhead.watching.seen",
     "Trace": "clearhead.explain.tracing",
+    "ablate": "clearhead.watching.edits",
     "check": "clearhead.doctor",
     "merge_subwords": "clearhead.watching.words",
+    "patch": "clearhead.watching.edits",
     "plan": "clearhead.measure.plans",
     "plot_attention": "clearhead.plots",
     "plot_bias": "clearhead.plots",

@@ -146,7 +146,7 @@ class Call(Shows):
         queries, keys = self.names(batch)
         place = position_of("query", query, queries)
         rows = of_batch(self.rows([place]), batch)[:, 0].astype(np.float64)  # (heads, keys)
-        return top_tokens(rows.mean(0) if head is None else rows[self._place_of(head)], keys, count)
+        return top_tokens(rows.mean(0) if head is None else rows[self.place_of(head)], keys, count)
 
     def trace(self, query: int | str, *, head: int | None = None, batch: int = 0) -> Trace:
         """Every arithmetic step of one query of this call, with the tokens it was watched with; see `clearhead.trace`.
@@ -166,17 +166,17 @@ class Call(Shows):
             )
         queries, keys = self.names(batch)
         lead = self.shape[:-2]
-        at = () if not lead else (*np.unravel_index(batch, lead[:-1]), 0 if head is None else self._place_of(head))
+        at = () if not lead else (*np.unravel_index(batch, lead[:-1]), 0 if head is None else self.place_of(head))
         return trace(
             *(to_numpy(a) for a in (kept.q, kept.k, kept.v)),
             query=query,
             tokens=None if self.keys_named is None else keys,
             query_tokens=None if self.queries_named is None else queries,
-            head=tuple(map(int, at)) or None,
+            head=tuple(int(i) for i in at) or None,
             **replace(kept, mask=_bare(kept.mask), bias=_bare(kept.bias), sinks=_bare(kept.sinks)).options,
         )
 
-    def _place_of(self, head: int) -> int:
+    def place_of(self, head: int) -> int:
         """Where a head lies among those that were kept."""
         there = self.heads or range(self.shape[-3] if len(self.shape) > 2 else 1)
         if isinstance(head, bool) or head not in there:

@@ -37,7 +37,7 @@ class Registry:
         with self.lock:
             self.open += 1
             # a model of transformers has imported it
-            kind = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
+            kind: Any = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
             if self.kind is None and hasattr(kind, "get_interface"):
                 self.kind, self.own = kind, kind.get_interface
                 kind.get_interface = self._answer()
@@ -82,7 +82,7 @@ def watched(function: Function) -> Function:
         dropped = bool(options.get("dropout")) and module.training
         given = read(query, key, value, attention_mask, options)
         output = mode.attend_beside(given, plain, without_dropout if dropped else None, like)
-        return output.transpose(1, 2), *rest  # type: ignore[return-value]
+        return output.transpose(1, 2), *rest
 
     return eager
 

@@ -99,7 +99,7 @@ class Given:
     def in_float64(self) -> Given:
         """The same call in NumPy and float64, where differences of log-sum-exps lose nothing."""
         arrays = {name: to_numpy(a) for name, a in vars(self).items() if is_array(a)}
-        floats = {name: a if a.dtype == bool else a.astype(np.float64) for name, a in arrays.items()}
+        floats: dict[str, Any] = {name: a if a.dtype == bool else a.astype(np.float64) for name, a in arrays.items()}
         return replace(self, **floats)
 
     def copied(self) -> Given:

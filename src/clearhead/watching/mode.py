@@ -155,7 +155,7 @@ def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False, o
     """
     interested = _interested()
     if not interested:
-        return plain()
+        return _edited(plain())
     tensors = [a for a in (given.q, given.k, given.v, given.bias, given.sinks) if isinstance(a, Tensor)]
     beside = beside or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)) or any(map(_dual, tensors))
     result = plain() if beside else None
@@ -165,7 +165,7 @@ def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False, o
             observed = look(given, recorder)
             if observed is not None and result is None and recorder.heads is None and (ours or ordinary(given)):
                 result = laid_out(observed.output, given.q)
-    return plain() if result is None else result
+    return _edited(plain() if result is None else result)
 
 
 def attend_beside(
@@ -190,14 +190,22 @@ def attend_beside(
                 look(quiet, recorder, lambda observed: like(quiet, observed, compared))
     finally:
         active.quiet = before
-    return known(result)
+    return known(_edited(result))
 
 
 def _interested() -> list[Recorder]:
-    """The watches that want the call that is being made."""
+    """The watches that want to see the call that is being made."""
     for recorder in active.recorders:
         recorder.count()
-    return [recorder for recorder in active.recorders if recorder.selects()]
+    return [recorder for recorder in active.recorders if recorder.edit is None and recorder.selects()]
+
+
+def _edited(output: Tensor) -> Tensor:
+    """What a call gives, (…, heads, queries, features), as those who change it would have it."""
+    for recorder in active.recorders:
+        if recorder.edit is not None and recorder.selects():
+            output = recorder.edit(output)
+    return output
 
 
 def ordinary(given: Given) -> bool:
@@ -260,20 +268,29 @@ def _multi_head(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     The function asks for weights by building the matrix itself. It then runs as it is, and what it attended to is
     observed beside it, so that weights, dropout and gradients are its own.
     """
-    if not _wants_weights(args, kwargs):
-        return _through(lambda *a, **k: _attend(F.scaled_dot_product_attention, a, k))(*args, **kwargs)
-    result = func(*args, **kwargs)
 
-    def only_look(*a: Any, **k: Any) -> Tensor:
-        _attend(F.scaled_dot_product_attention, a, k)
+    def sees(*a: Any, **k: Any) -> Tensor:
+        return _attend(F.scaled_dot_product_attention, a, k)
+
+    def only_looks(*a: Any, **k: Any) -> Tensor:
+        sees(*a, **k)
         raise Enough
 
+    if not _wants_weights(args, kwargs):
+        return _through(sees)(*args, **kwargs)
     names = func.__code__.co_varnames[: func.__code__.co_argcount]
     call = {**dict(zip(names, args, strict=False)), **kwargs}
-    call |= {"need_weights": False, "training": False, "is_causal": False}
+    alone = call | {"need_weights": False, "training": False, "is_causal": False}
+    result = func(*args, **kwargs)
+    if any(recorder.edit is not None and recorder.selects() for recorder in active.recorders):
+        if call.get("training", True) and call["dropout_p"] > 0:
+            raise ArgumentError(
+                "layer", "gives its weights and drops some of them: its heads are not changed in training"
+            )
+        return _through(sees)(**alone)[0], *result[1:]
     try:
         with torch.no_grad():
-            _through(only_look)(**call)
+            _through(only_looks)(**alone)
     except Enough:
         pass
     return result

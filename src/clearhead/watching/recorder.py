@@ -89,6 +89,7 @@ class Recorder:
         self.silent: dict[str, str] = {}
         self.in_steps: dict[str, str] = {}
         self.refused: dict[str, str] = {}
+        self.edit: Callable[[Tensor], Tensor] | None = None  # a change to what heads give, and then nothing is observed
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A module starts to run; True where it is the outermost on this thread."""
