@@ -3,6 +3,8 @@
 - to compute: `attention`, `observe`, `gradients`, `merge`; `set_threads`
 - to see: `trace`, `watch`, `merge_subwords`, `plot_attention` and eight more; to judge: `check`, `shuffle_weights`
 - to see: `trace`, `watch`, `ablate`, `patch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`
+- to see: `trace`, `watch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`
+- to change what heads give, and to see what they add: `ablate`, `patch`, `contributions`
 - to know the cost: `plan`, `profile`, `scaling`
 - masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`; & | ~; of arrays:
   `where`, `lets`, `hides`, `padding`
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         plot_shift,
     )
     from clearhead.watching.call import Call
+    from clearhead.watching.direct import contributions
     from clearhead.watching.edits import ablate, patch
     from clearhead.watching.opening import watch
     from clearhead.watching.seen import Seen
@@ -75,6 +78,7 @@ __all__ = [
     "attention",
     "causal",
     "check",
+    "contributions",
     "documents",
     "global_tokens",
     "gradients",
@@ -122,6 +126,7 @@ _LATER = {
     "Trace": "clearhead.explain.tracing",
     "ablate": "clearhead.watching.edits",
     "check": "clearhead.doctor",
+    "contributions": "clearhead.watching.direct",
     "merge_subwords": "clearhead.watching.words",
     "patch": "clearhead.watching.edits",
     "plan": "clearhead.measure.plans",

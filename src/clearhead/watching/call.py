@@ -166,13 +166,14 @@ class Call(Shows):
             )
         queries, keys = self.names(batch)
         lead = self.shape[:-2]
-        at = () if not lead else (*np.unravel_index(batch, lead[:-1]), 0 if head is None else self.place_of(head))
+        rows = [int(i) for i in np.unravel_index(batch, lead[:-1])] if lead else []
+        at = (*rows, 0 if head is None else self.place_of(head)) if lead else ()
         return trace(
             *(to_numpy(a) for a in (kept.q, kept.k, kept.v)),
             query=query,
             tokens=None if self.keys_named is None else keys,
             query_tokens=None if self.queries_named is None else queries,
-            head=tuple(int(i) for i in at) or None,
+            head=at or None,
             **replace(kept, mask=_bare(kept.mask), bias=_bare(kept.bias), sinks=_bare(kept.sinks)).options,
         )
 
