@@ -10,6 +10,7 @@ import hf_models as hf
 import numpy as np
 import pytest
 import torch
+from rich.cells import cell_len
 from typer.testing import CliRunner
 from watched import held
 
@@ -113,8 +114,62 @@ def test_the_table_fits_the_terminal(columns):
     assert max(map(len, lines)) <= columns
     assert lines[0] == "the bank of the river"
     assert "bank looks at river or loan" in " ".join(lines)
-    assert lines[-4].split() == ["layer", "head", "river", "loan"]
-    assert lines[-3].split()[:3] == ["0", "4", "0.692"]
+    table = next(place for place, line in enumerate(lines) if line.startswith("layer"))
+    assert lines[table].split() == ["layer", "head", "river", "loan"]
+    assert lines[table + 1].split()[:3] == ["0", "4", "0.692"]
+    assert not lines[table + 4]
+
+
+def test_the_map_shows_each_word_and_where_it_looks():
+    output = shown("--text", RIVER, "--text", LOAN).splitlines()
+    titles = [place for place, line in enumerate(output) if line.startswith("Attention map of layer 0, head 4")]
+    assert len(titles) == 2
+    lines = output[titles[0] + 1 : titles[1] - 1]
+    assert lines[0].split() == list("0123456")
+    assert [line.split()[1] for line in lines[1:-1]] == ["[CLS]", "the", "bank", "of", "the", "river", "[SEP]"]
+    bank, column = lines[3], lines[0].index("5")
+    assert bank[column] == "█", "bank looks at river"
+    assert bank.count("█") == 2
+    assert lines[-1] == "darkest 0.69; columns are keys by number"
+
+
+def test_one_text_gives_the_map_of_any_head_or_of_all(minilm):
+    text, _ = meaning.read(minilm, RIVER)
+    for arguments, weights in (
+        ((), text.weights.mean((0, 1))),
+        (("--layer", "5"), text.weights[5].mean(0)),
+        (("--layer", "5", "--head", "7"), text.weights[5, 7]),
+    ):
+        lines = shown("--text", RIVER, *arguments).splitlines()
+        assert lines[0].startswith("Attention map of")
+        assert lines[-1].startswith(f"darkest {weights.max():.2f};")
+    for wrong, words in (
+        (("--layer", "6"), "--layer: is 6, and"),
+        (("--head", "12"), "--head: is 12, and there are 12"),
+    ):
+        result = CliRunner().invoke(app, ["watch", "--text", RIVER, *wrong])
+        assert result.exit_code == 2
+        assert words in result.stderr
+
+
+@pytest.mark.parametrize("columns", [30, 44, 100])
+def test_a_long_text_is_pooled_to_the_terminal(columns):
+    lines = shown("--text", " ".join(["the 河岸 bank of the river, and"] * 12), columns=columns).splitlines()
+    assert max(map(cell_len, lines)) <= columns
+    assert "the mean of up to" in " ".join(lines)
+
+
+def test_a_model_in_the_cache_is_known_by_its_name(folders, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    here = tmp_path / "models--somebody--small"
+    (here / "refs").mkdir(parents=True)
+    (here / "refs" / "main").write_text("0123")
+    (here / "snapshots").mkdir()
+    (here / "snapshots" / "0123").symlink_to(folders["whole"])
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    output = shown("--model", "somebody/small", "--text", RIVER)
+    assert "2 bank" in output
 
 
 def test_json_and_picture(tmp_path):
@@ -135,7 +190,7 @@ def test_any_folder_works_the_same_way(folders):
         "--model", str(folders["whole"]), "--text", "the river has a bank", "--word", "bank", "--to", "river"
     )
     assert "bank looks at river" in output
-    assert len(output.splitlines()) == 4 + 4 + 1
+    assert len(output.splitlines()) == 4 + 4 + 1 + 1 + 10, "the word and its heads, and the map of 7 words"
     back = shown("--model", str(folders["whole"]), "--text", RIVER, "--text", LOAN)
     assert "In no head: bank stands before river or loan, and this model only looks back." in back
     summary = shown("--model", str(folders["whole"]), "--text", RIVER, "--word", "bank", "--summary")
@@ -143,17 +198,18 @@ def test_any_folder_works_the_same_way(folders):
     assert "–" not in summary, "all that a summary has is watched"
 
 
+MODELS = "expected minilm, a folder that holds a model, or the name of one in Hugging Face's cache"
 MISTAKES = {
-    "--model nowhere": "--model: is 'nowhere', expected minilm or a folder that holds a model",
+    "--model nowhere": f"--model: is 'nowhere', {MODELS}",
     "--plot picture.gif": "--plot: is 'picture.gif', expected a name that ends in .png or .svg",
-    "--text one": "--word: is not given, and one text shares no word with another: say which word to look at",
+    "--json --text one": "--word: is not given, and one text shares no word with another: say which word to look at",
     "--text one --text two": "--text: have no word in common: say which word to look at by --word",
     "--text one --word two": "--word: is 'two', which 'one' does not have; there is one",
     "--text bank --text bank": "--text: 'bank' has no word that the others do not have",
     "--text bank --word bank": "--text: 'bank' has no other word",
     "--text ! --word a": "--word: is 'a', which '!' does not have; there is none",
     "--plot /no-such-folder/a.png": "--plot: cannot write /no-such-folder/a.png: No such file or directory",
-    "--model=": "--model: is '', expected minilm or a folder that holds a model",
+    "--model=": f"--model: is '', {MODELS}",
     "--to river": "--to: is given 1 times, expected one for each of 2 texts",
     "--to river --to money": "--to: is 'money', which 'The bank approved the loan' does not have",
 }

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clearhead.cli import inputs
+from clearhead.cli.attention_map import attention_map
 from clearhead.cli.plot import FORMATS, _save
 from clearhead.core.errors import ArgumentError
 from clearhead.explain.render.terminal import printed, visible
@@ -21,7 +22,9 @@ TEXTS = ["The bank of the river", "The bank approved the loan"]
 
 
 def watch(
-    model: Annotated[str, typer.Option(help="minilm, or a folder that holds a model and its tokenizer.")] = "minilm",
+    model: Annotated[
+        str, typer.Option(help="minilm, a folder with a model and its tokenizer, or a name in Hugging Face's cache.")
+    ] = "minilm",
     text: Annotated[
         list[str] | None, typer.Option(help="A text; twice or more to compare. Two about a bank unless given.")
     ] = None,
@@ -32,6 +35,8 @@ def watch(
         list[str] | None, typer.Option(help="What settles it, one for each text; its rarest own word unless given.")
     ] = None,
     heads: Annotated[int, typer.Option(min=1, max=1000, help="How many heads to show.")] = 8,
+    layer: Annotated[int | None, typer.Option(min=0, help="The layer of the map; the best head's, or all.")] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="The head of the map; the best one, or all.")] = None,
     summary: Annotated[
         bool, typer.Option("--summary", help="Also every head's entropy, first token, distance.")
     ] = False,
@@ -41,13 +46,16 @@ def watch(
     ] = None,
     json: inputs.Json = False,
 ) -> None:
-    r"""Show in which heads of a trained model a word looks at the word that settles its meaning.
+    r"""Show in which heads of a trained model a word looks at the word that settles its meaning, and the map.
+
+    One text without a word gives the attention map alone.
 
     \b
     Examples:
       clearhead watch
       clearhead watch --text "The bank of the river" --text "The bank approved the loan"
       clearhead watch --shift bank.png
+      clearhead watch --text "I saw the bank near the river" --layer 5 --head 7
       clearhead watch --model ./my-model --text "A bat flew by" --word bat --plot bat.png
     """
     for option, path in (("--plot", plot), ("--shift", shift)):
@@ -58,7 +66,12 @@ def watch(
 
     loaded = load(model)
     pairs = [meaning.read(loaded, one) for one in text or TEXTS]
-    found = meaning.looks([one for one, _ in pairs], word, to or ())
+    texts = [one for one, _ in pairs]
+    if len(texts) == 1 and word is None and not to and plot is None and shift is None and not json:
+        console = Console(highlight=False)
+        printed(console, Group(*_map(texts[0], layer, head, console.width), *_summaries(pairs if summary else [])))
+        return
+    found = meaning.looks(texts, word, to or ())
     best = meaning.best_heads(found, heads)
     if plot is not None:
         _draw(found, plot)
@@ -68,14 +81,36 @@ def watch(
         typer.echo(json_module.dumps(_plain(loaded.name, found, best)))
         return
     console = Console(highlight=False)
+    chosen = (best[0].layer if layer is None else layer), (best[0].head if head is None else head)
     shown = [*_page(found, best, console.width)]
-    if summary:
-        for one, seen in pairs:
-            shown += [Text(f"\n{visible(one.text)}", style="bold"), seen.summary()]
-    printed(console, Group(*shown))
+    for one in texts:
+        shown += [Text(), *_map(one, *chosen, console.width)]
+    printed(console, Group(*shown, *_summaries(pairs if summary else [])))
     for path in (plot, shift):
         if path is not None:
             typer.echo(f"wrote {path}", err=True)
+
+
+def _map(text: Any, layer: int | None, head: int | None, width: int) -> list[RenderableType]:
+    """The attention map of a text, by word: of one head, or the mean of those that are not chosen between."""
+    layers = sorted(set(text.layers))
+    if layer is not None and layer not in layers:
+        raise ArgumentError("--layer", f"is {layer}, and the layers that were seen are {layers[0]} to {layers[-1]}")
+    weights = text.weights[[place for place, one in enumerate(text.layers) if layer in (None, one)]].mean(0)
+    if head is not None and head >= len(weights):
+        raise ArgumentError("--head", f"is {head}, and there are {len(weights)} heads")
+    weights = weights.mean(0) if head is None else weights[head]
+    which = "all layers" if layer is None else f"layer {layer}"
+    which += ", the mean of all heads" if head is None else f", head {head}"
+    title = Text(f"Attention map of {which}: queries down, keys across", style="bold")
+    return [title, *attention_map(weights, text.words, text.words, width)]
+
+
+def _summaries(pairs: list[Any]) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for one, seen in pairs:
+        parts += [Text(f"\n{visible(one.text)}", style="bold"), seen.summary()]
+    return parts
 
 
 def _page(found: list[Any], best: list[Any], width: int) -> list[RenderableType]:

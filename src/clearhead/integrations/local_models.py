@@ -1,4 +1,4 @@
-"""Trained models that lie on this machine: one that a package brings, or any folder that transformers can read."""
+"""Trained models that lie on this machine: one that a package brings, a folder, or one in Hugging Face's cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Loaded(NamedTuple):
 
 
 def folder_of(name: str) -> Path:
-    """Where a model lies: "minilm", or a folder with a config.json."""
+    """Where a model lies: "minilm", a folder with a config.json, or a name such as "gpt2" that was fetched before."""
     if name == "minilm":
         spec = importlib.util.find_spec(MINILM)
         if spec is None or spec.origin is None:
@@ -31,10 +31,23 @@ def folder_of(name: str) -> Path:
         return Path(spec.origin).parent / "model"
     folder = Path(name)
     if not name or not folder.is_dir():
-        raise ArgumentError("--model", f"is {name!r}, expected minilm or a folder that holds a model")
+        folder = _cached(name)
     if not (folder / "config.json").is_file():
         raise ArgumentError("--model", f"{name} has no config.json: model.save_pretrained({name!r}) writes one")
     return folder
+
+
+def _cached(name: str) -> Path:
+    """The folder in Hugging Face's cache of a model that was fetched before; nothing is fetched now."""
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, local_files_only=True))
+    except Exception:  # not there, no name at all, or without the library, which comes with transformers
+        raise ArgumentError(
+            "--model",
+            f"is {name!r}, expected minilm, a folder that holds a model, or the name of one in Hugging Face's cache",
+        ) from None
 
 
 def load(name: str) -> Loaded:

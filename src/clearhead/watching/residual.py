@@ -38,7 +38,7 @@ class Projection:
         """What each head adds to the stream at a batch row and a position, (width,)."""
         assert self.weight is not None
         count, size = self.heads.shape[1], self.heads.shape[-1]
-        blocks = self.weight.double().unflatten(1, (count, size))  # (width, heads, features)
+        blocks = self.weight.double().reshape(-1, count, size)  # (width, heads, features)
         mine = self.heads[place[0], :, place[1]].double()  # (heads, features)
         return [blocks[:, head] @ mine[head] for head in range(count)]
 
@@ -81,11 +81,26 @@ class End:
     logits: Tensor
 
 
-class Stream(TorchFunctionMode):
+class Followed(TorchFunctionMode):
+    """Tells a stream of every call of a PyTorch function."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One call."""
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.stream.follow(str(getattr(func, "__name__", "")).strip("_"), args, kwargs or {}, result)
+        return result
+
+
+class Stream:
     """What is followed during one run of a model."""
 
     def __init__(self, model: nn.Module, last: nn.Module | None) -> None:
-        super().__init__()
+        self.mode: Any = Followed(self)
         self.model, self.last = model, last
         self.calls: list[Projection] = []
         self.tags: dict[int, tuple[weakref.ref[Tensor], Tag]] = {}
@@ -100,11 +115,11 @@ class Stream(TorchFunctionMode):
                 self.hooks.append(module.register_forward_hook(self._normed))
             if module is self.last or (self.last is None and isinstance(module, nn.Linear)):
                 self.hooks.append(module.register_forward_hook(self._ended))
-        super().__enter__()
+        self.mode.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        self.mode.__exit__(*error)
         for hook in self.hooks:
             hook.remove()
 
@@ -122,14 +137,8 @@ class Stream(TorchFunctionMode):
             self.calls.append(Projection(name, layer, output.detach()))
             self._know(output, Tag("heads", frozenset([self.calls[-1]])))
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """One call of a PyTorch function, followed."""
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self._follow(str(getattr(func, "__name__", "")).strip("_"), args, kwargs or {}, result)
-        return result
-
-    def _follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+    def follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        """One call of a PyTorch function, by its name without underscores."""
         given = list(tensors((args, kwargs)))
         tags = [self._of(tensor) for tensor in given]
         if not any(tags):
