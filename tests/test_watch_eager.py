@@ -98,6 +98,31 @@ def test_eager_attention_that_means_something_else_is_refused_by_its_output(monk
 
 
 @torch.no_grad()
+def test_tensors_without_numbers_run_and_are_missed() -> None:
+    meta = transformers.LlamaModel(transformers.LlamaConfig(**hf.DECODER, attn_implementation="eager")).to("meta")
+    with ch.watch(meta) as seen:
+        assert meta(hf.IDS.to("meta")).last_hidden_state.shape == (2, 9, 24)
+    assert seen.missed["layers.0.self_attn"] == "its tensors are on the meta device and hold no numbers"
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # PyTorch's own, where the CPU has no bfloat16
+@torch.no_grad()
+def test_half_precision_and_autocast_are_seen() -> None:
+    one = hf.build("llama")
+    one.set_attn_implementation("eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = one(hf.IDS).logits
+        with ch.watch(one, want={"weights": True}) as seen:
+            assert torch.equal(one(hf.IDS).logits, plain)
+    assert seen.missed == {}
+    assert len(seen) == 2
+    one = one.bfloat16()
+    with ch.watch(one) as seen:
+        one(hf.IDS)
+    assert seen.missed == {}
+
+
+@torch.no_grad()
 def test_a_thread_that_nobody_watches_gets_the_function_itself() -> None:
     interface = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
     before = transformers.AttentionInterface.get_interface

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.core.observations import Observed
+from clearhead.torch_bridge.autograd import autocast
 from clearhead.watching import mode
 from clearhead.watching.given import Given
+from clearhead.watching.sdpa import hold_numbers
 
 Function = Callable[..., tuple[Tensor, Any]]
 OTHERWISE = "its eager attention computes something other than softmax(Q Kᵀ · scale + mask) V, by its output"
@@ -80,7 +82,14 @@ def watched(function: Function) -> Function:
             return function(module, query, key, value, attention_mask, **{**options, "dropout": 0.0})[0].transpose(1, 2)
 
         dropped = bool(options.get("dropout")) and module.training
-        given = read(query, key, value, attention_mask, options)
+        try:
+            given = read(query, key, value, attention_mask, options)
+        except (ValueError, TypeError, RuntimeError) as error:  # the model runs on, and what was missed is said
+            for recorder in mode.active.recorders:
+                recorder.count()
+                recorder.refuse(str(error))
+            with mode.without_steps():
+                return function(module, query, key, value, attention_mask, **options)
         output = mode.attend_beside(given, plain, without_dropout if dropped else None, like)
         return output.transpose(1, 2), *rest
 
@@ -89,6 +98,8 @@ def watched(function: Function) -> Function:
 
 def read(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Given:
     """A call in the terms of `observe`. Eager attention knows no causality but the mask, which it adds."""
+    hold_numbers(query, key, value)
+    query, key, value = autocast(query, key, value)
     hides, bias = None, None
     if mask is not None:
         mask = mask[..., : key.shape[-2]]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,17 +181,24 @@ def attend_beside(
     drops weights. The steps are those of this call, and no attention of their own.
     """
     interested = _interested()
-    before, active.quiet = active.quiet, True
-    try:
+    with without_steps():
         result = plain()
         with torch.no_grad():
             quiet = given.detached()
             compared = result.detach() if again is None or not interested else again()
             for recorder in interested:
                 look(quiet, recorder, lambda observed: like(quiet, observed, compared))
+    return known(_edited(result))
+
+
+@contextmanager
+def without_steps() -> Iterator[None]:
+    """What is computed inside belongs to a call that is known, or known to be missed: its steps are not followed."""
+    before, active.quiet = active.quiet, True
+    try:
+        yield
     finally:
         active.quiet = before
-    return known(_edited(result))
 
 
 def _interested() -> list[Recorder]:

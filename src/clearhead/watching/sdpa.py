@@ -48,13 +48,8 @@ def taken(mask: Tensor, query: Tensor) -> Tensor:
     return mask
 
 
-def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, float]:
-    """A call as a `Given`, and its dropout; a ValueError that says why where it cannot be observed.
-
-    Inside `torch.autocast` PyTorch casts the arguments after this point, so they are cast here.
-    """
-    call = arguments(*args, **kwargs)
-    q, k, v, mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
+def hold_numbers(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """A ValueError that says why where tensors hold no numbers that can be observed."""
     for name, tensor in (("query", q), ("key", k), ("value", v)):
         if tensor.is_nested or tensor.layout is not torch.strided:
             raise ValueError(f"its {name} is a nested or sparse tensor")
@@ -64,6 +59,16 @@ def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, float]:
             raise ValueError(
                 f"its {name} is a {type(tensor).__name__} inside a transform, and holds no numbers of its own"
             )
+
+
+def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, float]:
+    """A call as a `Given`, and its dropout; a ValueError that says why where it cannot be observed.
+
+    Inside `torch.autocast` PyTorch casts the arguments after this point, so they are cast here.
+    """
+    call = arguments(*args, **kwargs)
+    q, k, v, mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
+    hold_numbers(q, k, v)
     if mask is not None and type(mask) is not Tensor and type(mask).__name__ not in ("CausalBias", "Parameter"):
         raise ValueError(f"its attn_mask is a {type(mask).__name__}, a class of its own")
     heads, key_heads = (t.shape[-3] if t.ndim > 2 else 1 for t in (q, k))
