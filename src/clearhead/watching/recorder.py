@@ -293,7 +293,7 @@ class Recorder:
     @property
     def blind(self) -> bool:
         """Does the model attend in steps, and was none of its attention seen?"""
-        return not self.seen.calls and bool(self.in_steps or self.silent)
+        return not self.seen.calls and bool(self.in_steps)
 
     def _unmet(self, names: set[str]) -> str:
         """Those of the layers asked for that none of the names belongs to."""
