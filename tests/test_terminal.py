@@ -84,7 +84,7 @@ main()
     [
         ("explain", 0, ""),
         ("check clearhead:attention", 0, ""),
-        ("plot attention -o never.png", 2, "clearhead: plot: plots need matplotlib: pip install 'clearhead[plot]'\n"),
+        ("plot attention -o never.png", 2, "clearhead: plot: plots need matplotlib: pip install matplotlib\n"),
         (
             "explain --safetensors x",
             2,

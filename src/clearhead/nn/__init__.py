@@ -8,7 +8,7 @@ try:
     import torch as _torch
 except ImportError as missing:
     raise ImportError(
-        "clearhead.nn needs PyTorch, which is not installed: pip install 'clearhead[torch]'", name="torch"
+        "clearhead.nn needs PyTorch, which is not installed: pip install torch", name="torch"
     ) from missing
 
 from clearhead.nn import functional

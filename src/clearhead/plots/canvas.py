@@ -25,7 +25,7 @@ def new_axes(rows: int = 1, columns: int = 1, *, width: float = 5.0, height: flo
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError("plots need matplotlib: pip install 'clearhead[plot]'") from None
+        raise ImportError("plots need matplotlib: pip install matplotlib") from None
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     return np.asarray(figure.subplots(rows, columns, squeeze=False, **share))
 

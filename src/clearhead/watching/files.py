@@ -25,7 +25,7 @@ def _safetensors() -> Any:
     try:
         import safetensors.numpy
     except ImportError:
-        raise ImportError("files need safetensors: pip install 'clearhead[safetensors]'") from None
+        raise ImportError("files need safetensors: pip install safetensors") from None
     return safetensors
 
 

@@ -15,7 +15,7 @@ try:
     import torch
     from torch import nn
 except ImportError:
-    raise ImportError("watch needs PyTorch: pip install 'clearhead[torch]'") from None
+    raise ImportError("watch needs PyTorch: pip install torch") from None
 
 from clearhead.core.errors import ArgumentError
 from clearhead.watching import mode

@@ -63,6 +63,25 @@ def printed(console: Console, shown: RenderableType) -> None:
     console.file.write("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()) + "\n")
 
 
+def hanging(line: str, width: int, column: int) -> list[str]:
+    """A line of two columns in lines of at most `width`: what stands in the second goes on below itself.
+
+    >>> hanging("  kernel    tiled, and no other", 24, 12)
+    ['  kernel    tiled, and', '            no other']
+    """
+    if cell_len(line) <= width:
+        return [line]
+    inner = " " * (column if column < width // 2 else 4)
+    indent = line[: len(line) - len(line.lstrip())]
+    # the gap between the columns is kept, where both fit
+    first, rest = line[:column], line[column:]
+    if indent and first[-1:].isspace() and first.strip() and column < width // 2:
+        wrapped = textwrap.wrap(rest, width, initial_indent=first, subsequent_indent=inner)
+    else:
+        wrapped = textwrap.wrap(" ".join(line.split()), width, initial_indent=indent, subsequent_indent=f"{indent}  ")
+    return wrapped or [line]
+
+
 def _block(number: int, step: Step, width: int) -> RenderableType:
     heading = textwrap.wrap(f"{number}. {step.title}  {step.formula}".rstrip(), width)
     title = f"{number}. {step.title}"
