@@ -13,6 +13,7 @@ from clearhead.core.equality import digest, same
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Grid, bins, bins_of, cut, fitting, part
 from clearhead.core.lowered import AndNode, ArrayNode, Node, NotNode, OrNode
+from clearhead.core.picture import Picture
 from clearhead.core.trees import introduce, tree
 
 # True: every pair in the tile; False: none; an array: these, broadcasting to (*batch, heads, rows, columns)
@@ -135,10 +136,10 @@ class Mask:
 
     def picture(
         self, queries: int, keys: int | None = None, *, batch: tuple[int, ...] = (), heads: int = 1, side: int = 32
-    ) -> str:
+    ) -> Picture:
         """A small picture: `■` may attend, `·` may not, `▒` some of a block where there are more than `side`.
 
-        With batch rows or heads it shows the first.
+        With batch rows or heads it shows the first. It is a string, which a notebook draws as squares.
 
         >>> from clearhead.core.masks import causal, prefix
         >>> print((causal() | prefix(2)).picture(4, 6))
@@ -152,7 +153,7 @@ class Mask:
         self.check(sizes)
         sign = {True: "■", False: "·", None: "▒"}
         rows, columns = bins(sizes.queries, side), bins(sizes.keys, side)
-        return "\n".join(" ".join(sign[self._verdict(r, c, sizes)] for c in columns) for r in rows)
+        return Picture("\n".join(" ".join(sign[self._verdict(r, c, sizes)] for c in columns) for r in rows))
 
     def _verdict(self, rows: range, columns: range, grid: Grid) -> bool | None:
         """All (True), none (False) or some (None) of a block of the first batch row and head, however large it is."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from clearhead.doctor.mistakes import Mistake
 from clearhead.explain.render.page import figure, given
+from clearhead.explain.render.sheet import rows, sheet
 
 MARKS = {"passed": "✓", "failed": "✗", "noted": "!", "skipped": "–"}
 STYLES = {"passed": "green", "failed": "bold red", "noted": "yellow", "skipped": "dim"}
@@ -126,6 +127,17 @@ class Report:
 
         for style, line in self.lines(min(options.max_width, 120)):
             yield Text(line, style=style)
+
+    def _repr_html_(self) -> str:
+        tables = [rows(self.conventions.items(), words="how it is called")] if self.conventions else []
+        checks = [(MARKS[check.outcome], check.name, check.words) for check in self.checks]
+        tables.append(rows(checks, words="what was checked"))
+        for finding in self.findings:
+            found = [("seen", finding.words), ("why", finding.mistake.why), ("mend", finding.mistake.mends)]
+            if finding.example is not None:
+                found.append(("smallest example", "\n".join(finding.example.lines())))
+            tables.append(rows(found, words=f"{finding.name}: {finding.mistake.title}"))
+        return sheet(self.verdict, (), *tables, grade="good" if self.right else "bad")
 
     def json(self) -> str:
         """The whole report as JSON."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clearhead.core.errors import ArgumentError, shown
+from clearhead.explain.render.sheet import rows as table
+from clearhead.explain.render.sheet import sheet
 from clearhead.measure.plans import quantity
 from clearhead.measure.tables import WIDTH, growth, laid_out
 
@@ -130,6 +132,16 @@ class Cost:
 
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_html_(self) -> str:
+        counted = [(step.name, step.multiply_adds, step.flops, step.bytes, step.held) for step in self.steps]
+        counted.append(("all", self.multiply_adds, self.flops, self.bytes, self.held))
+        cells = [(name, _count(adds), *_amounts(flops, moved, held)) for name, adds, flops, moved, held in counted]
+        moved = {"fused": self.fused_bytes, "matrix": self.matrix_bytes, "cache": self.cache_bytes}
+        cells += [(name, "", "", quantity(size, 1024, "B"), "") for name, size in moved.items()]
+        headings = ("step", "multiply-adds", "FLOPs", "moved", "held/layer")
+        title = self.configuration.name
+        return sheet(title, [str(self.configuration)], table(cells, headings=headings, numbers=(1, 2, 3, 4)))
 
 
 def _count(value: int) -> str:

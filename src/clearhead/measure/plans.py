@@ -10,6 +10,7 @@ from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
 from clearhead.core.temperature import tempered
+from clearhead.explain.render.sheet import rows, sheet
 from clearhead.kernels.choose import choose_gradients, compare, passes_of
 
 # Tiles of this size are where a mask is looked at for what it lets a kernel skip.
@@ -35,20 +36,24 @@ class Plan:
     matrix_bytes: int
     gradients: str | None = None
 
-    def __str__(self) -> str:
+    def _told(self) -> list[tuple[str, str]]:
         share = self.pairs / self.all_pairs if self.all_pairs else 1.0
-        lines = [
-            self.problem,
-            f"  kernel        {self.kernel}",
-            *([] if self.gradients is None else [f"  gradients     {self.gradients}"]),
-            *(f"  not {name:<9} {reason}" for name, reason in self.others.items()),
-            f"  pairs         {self.pairs:,} of {self.all_pairs:,} ({share:.1%})",
-            f"  FLOPs         {quantity(self.flops, 1000, 'FLOP')}",
-            f"  bytes moved   {quantity(self.bytes_moved, 1024, 'B')}",
-            f"  full matrix   {quantity(self.matrix_bytes, 1024, 'B')}"
-            + ("" if self.kernel == "dense" else ", never built"),
+        built = "" if self.kernel == "dense" else ", never built"
+        return [
+            ("kernel", self.kernel),
+            *([] if self.gradients is None else [("gradients", self.gradients)]),
+            *((f"not {name}", reason) for name, reason in self.others.items()),
+            ("pairs", f"{self.pairs:,} of {self.all_pairs:,} ({share:.1%})"),
+            ("FLOPs", quantity(self.flops, 1000, "FLOP")),
+            ("bytes moved", quantity(self.bytes_moved, 1024, "B")),
+            ("full matrix", quantity(self.matrix_bytes, 1024, "B") + built),
         ]
-        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return "\n".join([self.problem, *(f"  {name:<13} {words}" for name, words in self._told())])
+
+    def _repr_html_(self) -> str:
+        return sheet("plan", [self.problem], rows(self._told()))
 
 
 def plan(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 
 # Past this many positions the labels would touch: every second, fifth or tenth is shown
 MOST_TICKS = 40
+# Dots an inch of a picture in a notebook
+SCREEN = 96
 
 WEIGHTS, SIGNED = "Blues", "RdBu_r"
 # Told apart by those who see colours differently, and in print (Okabe and Ito)
@@ -20,14 +24,54 @@ BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#7
 HIDDEN, HATCH = "#f2f2f2", "#b5b5b5"
 
 
+class Panels(np.ndarray):
+    """An array of axes that a notebook shows as their picture."""
+
+    def _repr_png_(self) -> Any:
+        return _png(self.ravel()[0].figure) if self.size else None
+
+
+@cache
+def _shown_axes() -> type[Axes]:
+    """matplotlib's axes, which a notebook shows as their picture; made when matplotlib is first there."""
+    from matplotlib.axes import Axes
+
+    class ShownAxes(Axes):
+        """Axes that a notebook shows as the picture that they are part of."""
+
+        def _repr_png_(self) -> Any:
+            return _png(self.figure)
+
+    ShownAxes.__qualname__ = "ShownAxes"  # where pickle finds it again, by `__getattr__` below
+    return ShownAxes
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ShownAxes":
+        return _shown_axes()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _png(figure: Any) -> tuple[bytes, dict[str, int]]:
+    """The picture with twice as many dots as it is wide, as sharp screens have them."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=2 * SCREEN)
+    width, height = figure.get_size_inches()
+    return file.getvalue(), {"width": round(SCREEN * width), "height": round(SCREEN * height)}
+
+
 def new_axes(rows: int = 1, columns: int = 1, *, width: float = 5.0, height: float = 4.2, **share: Any) -> np.ndarray:
-    """A grid of axes in a figure of its own: pyplot, which keeps figures alive and may show them, never hears of it."""
+    """A grid of axes in a figure of its own: pyplot, which keeps figures alive and may show them, never hears of it.
+
+    As the last value of a notebook's cell they show themselves.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("plots need matplotlib: pip install matplotlib") from None
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    return np.asarray(figure.subplots(rows, columns, squeeze=False, **share))
+    kind = {"axes_class": _shown_axes()}
+    return np.asarray(figure.subplots(rows, columns, squeeze=False, subplot_kw=kind, **share)).view(Panels)
 
 
 def tick_step(count: int) -> int:

@@ -206,7 +206,7 @@ def plot_heads(
         axes = new_axes(down, across, width=2.8, height=2.6)
         for spare in axes.ravel()[count:]:
             spare.remove()
-    axes = np.asarray(axes).ravel()[:count]
+    axes = np.asanyarray(axes).ravel()[:count]
     if len(axes) < count:
         raise ArgumentError("axes", f"has {len(axes)}, expected one for each of {count} heads")
     names = None if tokens is None or pooled else names_for("tokens", tokens, heads.shape[-1], "keys")

@@ -71,11 +71,11 @@ def hanging(line: str, width: int, column: int) -> list[str]:
     """
     if cell_len(line) <= width:
         return [line]
-    inner = " " * (column if column < width // 2 else 4)
+    inner = " " * (column if column <= width // 2 else 4)
     indent = line[: len(line) - len(line.lstrip())]
     # the gap between the columns is kept, where both fit
     first, rest = line[:column], line[column:]
-    if indent and first[-1:].isspace() and first.strip() and column < width // 2:
+    if indent and first[-1:].isspace() and first.strip() and column <= width // 2:
         wrapped = textwrap.wrap(rest, width, initial_indent=first, subsequent_indent=inner)
     else:
         wrapped = textwrap.wrap(" ".join(line.split()), width, initial_indent=indent, subsequent_indent=f"{indent}  ")
