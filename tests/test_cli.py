@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 import clearhead
@@ -20,6 +23,11 @@ UNSET = ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TTY_COMPATIBLE", "PYTHONWARNIN
 COLOUR = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
 
 CASES = [("cat_sat", False), ("cat_sat", True), ("it_animal", False), ("it_animal", True)]
+DRAW = np.random.default_rng(0)
+WIDE = {
+    **{name: DRAW.standard_normal((2, 3, 2)).round(2).tolist() for name in ("q", "k", "v")},
+    "tokens": ["河", "岸の土手", "internationalization"],
+}
 MISTAKES = {
     "explain dog": "clearhead: EXAMPLE: is 'dog', expected one of cat_sat, it_animal",
     "explain --query dog": "clearhead: --query: is 'dog', expected one of The, cat, sat, on, mat,",
@@ -100,8 +108,42 @@ def test_wide_terminals_stand_steps_side_by_side() -> None:
     assert len(shown("explain", 200).splitlines()) < len(shown("explain", 60).splitlines()) / 2
 
 
-def test_narrow_terminals_lose_no_digits() -> None:
-    assert "0.4026  0.0898  0.2442  0.1481  0.1153" in shown("explain", 20)
+@pytest.mark.parametrize("columns", [20, 40])
+@pytest.mark.parametrize("arguments", ["explain", "explain it_animal --causal", "explain --query 河 --json-input"])
+def test_narrow_terminals_lose_no_digits(arguments: str, columns: int, tmp_path: Path) -> None:
+    if arguments.endswith("--json-input"):  # two heads, and names that are wide and long
+        (tmp_path / "call.json").write_text(json.dumps(WIDE), encoding="utf-8")
+        arguments += f" {tmp_path / 'call.json'}"
+    narrow, wide = (shown(arguments, width) for width in (columns, 200))
+    assert max(map(cell_len, narrow.splitlines())) <= columns
+    numbers = re.compile(r"\d\.\d{4}\b")
+    assert set(numbers.findall(wide)) <= set(numbers.findall(narrow))
+
+
+def test_tables_stay_with_a_scale_a_softcap_and_many_tokens() -> None:
+    text = shown("explain random:12,12,64 --scale 0.3 --softcap 5", 200)
+    q, k, v = np.random.default_rng(0).standard_normal((3, 12, 64))
+    seen = clearhead.observe(q, k, v, scale=0.3, softcap=5.0, weights=True)
+    scaled = 0.3 * (q @ k.T)
+    for i in range(12):
+        assert re.search(line(str(i), scaled[i]), text)
+        assert re.search(line(str(i), 5 * np.tanh(scaled[i] / 5)), text)
+        assert re.search(line(str(i), seen.output[i][:8]) + " +…", text)
+    assert "softmax(5 tanh(Q Kᵀ × 0.3 / 5)) V" in text
+    assert "Step 5  Output" in text
+    assert "… 56 more" in text
+
+
+def test_tables_stay_with_several_heads(tmp_path: Path) -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 3, 4, 2))
+    np.savez(tmp_path / "call.npz", q=q, k=k, v=v)
+    text = shown(f"explain --npz {tmp_path / 'call.npz'} --head 2", 60)
+    weights = clearhead.observe(q, k, v, weights=True).weights
+    assert "head 2 of 3; --head shows another" in text
+    for row in weights[2]:
+        assert re.search(" +".join(f"{x:.4f}" for x in row), text)
+    for head in weights:  # every head has its map
+        assert re.search("▸ 1  " + " ".join(f".. {x:.2f}" for x in head[1]), text)
 
 
 def test_inputs_formula_and_axes_are_said() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
-from rich.cells import cell_len
 from rich.console import Console, Group
 
 from clearhead.cli import inputs, keypress
-from clearhead.cli.overview import NARROWEST, SMALL, overview
+from clearhead.cli.overview import SMALL, Overview
 from clearhead.core.errors import ArgumentError
 from clearhead.explain.render.terminal import printed, show
 from clearhead.explain.tokens import names_for
@@ -80,24 +78,14 @@ def explain(
 
 def _print(call: inputs.Given, shown: Trace, keys: int) -> None:
     console = Console(highlight=False)
-    if console.width < NARROWEST:
-        console.width = NARROWEST
-    if _small(call):
+    if shown.row.keys <= SMALL and shown.problem.grid.queries <= SMALL and min(shown.row.k.shape + shown.row.v.shape):
+        queries = names_for("--tokens", call.query_tokens, shown.problem.grid.queries, "queries")
+        names = names_for("--tokens", call.tokens, shown.row.keys, "keys")
         coloured = console.color_system is not None and not console.no_color
-        printed(console, Group(*overview(call.example(), call.mask, shown.query, coloured), "", ""))
+        whole = Overview(call.name, call.about, queries, names, shown, coloured, console.width)
+        printed(console, Group(*whole.page(), "", ""))
         console.print()
     show(shown.page(keys), console)
-
-
-def _small(call: inputs.Given) -> bool:
-    """True where the whole call fits: one head, few positions and features, numbers that are short."""
-    if call.q.ndim != 2 or set(call.options) - {"mask"}:
-        return False
-    sizes = (*call.q.shape, *call.k.shape, *call.v.shape)
-    numbers = np.concatenate([np.abs(a.astype(np.float64)).ravel() for a in (call.q, call.k, call.v)])
-    names = (*(call.tokens or ()), *(call.query_tokens or ()))
-    short = all(cell_len(name) <= SMALL and name.isprintable() for name in names)
-    return min(sizes) > 0 and max(sizes) <= SMALL and bool((numbers < 100).all()) and short
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,49 +3,39 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from rich import box
-from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.rule import Rule
-from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
-from clearhead.calls import observe
-from clearhead.core.mask import Mask
-from clearhead.explain.render.page import given
+from clearhead.cli.tables import bars, block, heat_map, matrix, number, side_by_side
+from clearhead.explain.render.page import figure, given, summed
 from clearhead.explain.render.terminal import visible
-from clearhead.explain.tokens import bar
-from clearhead.textbook.examples import Example
-from clearhead.textbook.names import ScaledDotProductAttention
+from clearhead.explain.row import Row, row_of
+from clearhead.explain.tracing import Trace
 
-# A whole call is shown up to this many queries, keys and features
-SMALL = 8
-# Narrower than this the tables would lose digits; a terminal that narrow wraps the lines instead.
-NARROWEST = 56
-
-MINUS_INFINITY = "−∞"
-MARK = "▸"
-SHADES = " ░▒▓█"
-
-# Dark to light, the same order on every background; what lies between is interpolated
-HEAT = ((36, 18, 74), (90, 30, 122), (166, 45, 110), (229, 92, 65), (252, 182, 60), (252, 250, 170))
+# A whole call is shown up to this many queries and keys
+SMALL = 16
+# As many features as a table shows, of those that there are
+FEATURES = 8
+# Every head's map is drawn up to this many
+HEADS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Every number of one call: matrices are queries × keys, `peak` and `total` have one number for each query."""
+    """Every number of one head: matrices are queries × keys, `peak` and `total` have one number for each query."""
 
-    features: int
-    scale: float
+    rows: tuple[Row, ...]
+    q: np.ndarray
     allowed: np.ndarray
     raw: np.ndarray
     scaled: np.ndarray
+    capped: np.ndarray | None
+    scores: np.ndarray
     peak: np.ndarray
     exponentials: np.ndarray
     total: np.ndarray
@@ -53,121 +43,186 @@ class Steps:
     output: np.ndarray
 
     @classmethod
-    def of(cls, example: Example, mask: Mask | None) -> Steps:
-        """The steps of an example, by the library."""
-        attend = ScaledDotProductAttention(example.q.shape[-1])
-        raw = attend.compute_scores(example.q, example.k)
-        allowed = np.ones(raw.shape, bool) if mask is None else mask.dense(*raw.shape)[0]
-        scaled = np.where(allowed, attend.scale_scores(raw), -np.inf)
-        output, weights = attend(example.q, example.k, example.v, mask)
-        peak = observe(example.q, example.k, example.v, mask=mask).max_score
-        exponentials = np.exp(scaled - np.where(np.isfinite(peak), peak, 0.0)[:, None])
-        total = exponentials.sum(-1)
-        return cls(attend.d_k, attend.scale, allowed, raw, scaled, peak, exponentials, total, weights, output)
+    def of(cls, shown: Trace, at: tuple[int, ...]) -> Steps:
+        """The steps of every query of one head, each as `trace` has it."""
+        rows = tuple(row_of(shown.problem, i, at) for i in range(shown.problem.grid.queries))
+        one = rows[0]
+        allowed = [np.ones(one.keys, bool) if row.allowed is None else row.allowed for row in rows]
+        return cls(
+            rows,
+            *(np.stack(part) for part in ([row.q for row in rows], allowed, [row.dots for row in rows])),
+            scaled=np.stack([row.scaled for row in rows]),
+            capped=None if one.capped is None else np.stack([row.capped for row in rows if row.capped is not None]),
+            scores=np.stack([row.scores for row in rows]),
+            peak=np.array([row.max_score for row in rows]),
+            exponentials=np.stack([row.exponentials for row in rows]),
+            total=np.array([row.total for row in rows]),
+            weights=np.stack([row.weights for row in rows]),
+            output=np.stack([row.output for row in rows]),
+        )
+
+    @property
+    def one(self) -> Row:
+        """Any row: keys, values, scale and softcap are the same in all."""
+        return self.rows[0]
+
+    @property
+    def usual(self) -> bool:
+        """True where the scale is 1/√d_k."""
+        return self.one.scale == 1.0 / math.sqrt(self.one.features)
 
     @property
     def masked(self) -> bool:
         """True where some query may not attend to some key."""
         return not self.allowed.all()
 
+    @property
+    def inside(self) -> str:
+        """What the softmax is taken of."""
+        inner = "Q Kᵀ / √d_k" if self.usual else f"Q Kᵀ × {given(self.one.scale)}"
+        if self.one.softcap is not None:
+            cap = f"{self.one.softcap:g}"
+            inner = f"{cap} tanh({inner} / {cap})"
+        return f"{inner} + mask" if self.masked else inner
 
-def overview(example: Example, mask: Mask | None, at: int, coloured: bool) -> Iterable[RenderableType]:
-    """The page for an example, with one query marked."""
-    steps = Steps.of(example, mask)
-    inner = "Q Kᵀ / √d_k + mask" if steps.masked else "Q Kᵀ / √d_k"
-    queries, keys = steps.raw.shape
-    sizes = f"{queries} {'query' if queries == 1 else 'queries'} × {keys} keys, d_k = {steps.features} features each"
-    yield Rule(Text(visible(example.name), style="bold"), style="dim")
-    yield Text(example.about)
-    yield Text(sizes)
-    yield ""
-    yield Text(f"Attention(Q, K, V) = softmax({inner}) V", style="bold cyan")
-    yield ""
-    yield _side_by_side(
-        [
-            _block("Q", "what each query looks for", [_inputs(example.query_tokens, example.q, at)]),
-            _block("K", "what each key offers", [_inputs(example.tokens, example.k)]),
-            _block("V", "what each key passes on", [_inputs(example.tokens, example.v)]),
+
+@dataclass(frozen=True, eq=False)
+class Overview:
+    """One head of a small call on a page: what positions are called, which query is marked, and the room there is."""
+
+    name: str
+    about: str
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    shown: Trace
+    coloured: bool
+    width: int
+
+    @property
+    def at(self) -> int:
+        """The query that is marked."""
+        return self.shown.query
+
+    def page(self) -> Iterable[RenderableType]:
+        """All of it."""
+        steps, grid = Steps.of(self.shown, self.shown.at), self.shown.problem.grid
+        queries, keys = steps.raw.shape
+        sizes = f"{queries} {'query' if queries == 1 else 'queries'} × {keys} {'key' if keys == 1 else 'keys'}"
+        yield Rule(Text(visible(self.name), style="bold"), style="dim")
+        if self.about:
+            yield Text(self.about)
+        yield Text(f"{sizes}, d_k = {steps.one.features} features each")
+        if grid.heads > 1:
+            yield Text(f"head {self.shown.at[-1]} of {grid.heads}; --head shows another")
+        yield ""
+        yield Text(f"Attention(Q, K, V) = softmax({steps.inside}) V", style="bold cyan")
+        yield ""
+        yield side_by_side(
+            [
+                self._inputs("Q", "what each query looks for", self.queries, steps.q, self.at),
+                self._inputs("K", "what each key offers", self.keys, steps.one.k),
+                self._inputs("V", "what each key passes on", self.keys, steps.one.v),
+            ]
+        )
+        yield Rule(style="dim")
+        worked = [
+            self._raw,
+            self._scaled,
+            *([] if steps.capped is None else [self._capped]),
+            self._softmax,
+            self._output,
         ]
-    )
-    yield Rule(style="dim")
-    yield _side_by_side(
-        [
-            _raw_scores(example, steps, at),
-            _scaled_scores(example, steps, at),
-            _softmax(example, steps, at),
-            _output(example, steps, at),
-            _map(example, steps, at, coloured),
-            _bars(example, steps, at),
+        blocks = [make(steps, f"Step {count}") for count, make in enumerate(worked, 1)]
+        yield side_by_side([*blocks, self._map(steps), self._bars(steps)])
+        if 1 < grid.heads <= HEADS:
+            yield Rule(style="dim")
+            yield side_by_side([self._head(i, steps) for i in range(grid.heads)])
+
+    def _raw(self, steps: Steps, count: str) -> RenderableType:
+        key = _worked_key(steps, self.at)
+        q, k = steps.q[self.at], steps.one.k[key]
+        products = summed([f"{_factor(a)}·{_factor(b)}" for a, b in zip(q, k, strict=True)], FEATURES)
+        names = f"{visible(self.queries[self.at])} · {visible(self.keys[key])}"
+        worked = f"{names} = {products} = {given(steps.raw[self.at, key])}"
+        return block(f"{count}  Raw scores", "Q Kᵀ", self._square(steps.raw), self.width, worked)
+
+    def _scaled(self, steps: Steps, count: str) -> RenderableType:
+        key = _worked_key(steps, self.at)
+        # hidden already, where no step comes between
+        after = steps.scores if steps.capped is None else steps.scaled
+        by = f"/ √{steps.one.features}" if steps.usual else f"× {given(steps.one.scale)}"
+        worked = f"{given(steps.raw[self.at, key])} {by} = {figure(steps.scaled[self.at, key])}"
+        formula = f"Q Kᵀ × {'1/√d_k' if steps.usual else 'scale'}, here {steps.one.scale:.4g}"
+        return block(
+            f"{count}  Scaled scores", formula, self._square(after), self.width, worked + _hidden(steps, after)
+        )
+
+    def _capped(self, steps: Steps, count: str) -> RenderableType:
+        key, cap = _worked_key(steps, self.at), f"{steps.one.softcap:g}"
+        before, after = steps.scaled[self.at, key], steps.scores[self.at, key]
+        worked = f"{cap} · tanh({figure(before)} / {cap}) = {figure(after)}{_hidden(steps, steps.scores)}"
+        formula = f"{cap} · tanh(score / {cap})"
+        return block(f"{count}  Softcap", formula, self._square(steps.scores), self.width, worked)
+
+    def _softmax(self, steps: Steps, count: str) -> RenderableType:
+        at, key = self.at, _worked_key(steps, self.at)
+        exponent = f"e^({figure(steps.scores[at, key])} − {figure(steps.peak[at])})"
+        quotient = (
+            f"{figure(steps.exponentials[at, key])} / {figure(steps.total[at])} = {figure(steps.weights[at, key])}"
+        )
+        parts = [
+            Text("largest score of the row, and e^(score − largest)", style="dim"),
+            *self._square(steps.exponentials, ("max", steps.peak)),
+            Text("\nsum of that row, and e^(…) / sum: the weights", style="dim"),
+            *self._square(steps.weights, ("sum", steps.total)),
         ]
-    )
+        return block(f"{count}  Weights", "softmax of each row", parts, self.width, f"{exponent} / sum = {quotient}")
 
+    def _output(self, steps: Steps, count: str) -> RenderableType:
+        pairs = zip(steps.weights[self.at], steps.one.v[:, 0], strict=True)
+        terms = " + ".join(f"{figure(w)}·{_factor(v)}" for w, v in pairs)
+        worked = f"{visible(self.queries[self.at])}, feature 1 = {terms} = {figure(steps.output[self.at, 0])}"
+        cells = [[number(x) for x in row] for row in steps.output]
+        table = self._features(self.queries, cells, self.at)
+        return block(f"{count}  Output", "weights · V", table, self.width, worked)
 
-def _raw_scores(example: Example, steps: Steps, at: int) -> RenderableType:
-    key = _worked_key(steps, at)
-    products = " + ".join(f"{_factor(a)}·{_factor(b)}" for a, b in zip(example.q[at], example.k[key], strict=True))
-    names = f"{example.query_tokens[at]} · {example.tokens[key]}"
-    table = _matrix(example, steps.raw, at)
-    return _block("Step 1  Raw scores", "Q Kᵀ", [table], f"{names} = {products} = {steps.raw[at, key]:g}")
+    def _map(self, steps: Steps) -> RenderableType:
+        drawn = heat_map(self.queries, self.keys, steps.weights, steps.allowed, self.coloured, self.width, self.at)
+        return block("Attention map", "queries on rows, keys on columns", drawn, self.width)
 
+    def _head(self, head: int, steps: Steps) -> RenderableType:
+        other = Steps.of(self.shown, (*self.shown.at[:-1], head))
+        drawn = heat_map(self.queries, self.keys, other.weights, other.allowed, self.coloured, self.width, self.at)
+        return block(f"Head {head}", "its attention map", drawn, self.width)
 
-def _scaled_scores(example: Example, steps: Steps, at: int) -> RenderableType:
-    key = _worked_key(steps, at)
-    note = f"{steps.raw[at, key]:g} / √{steps.features} = {steps.scaled[at, key]:.4f}"
-    if steps.masked:
-        note += f"; {MINUS_INFINITY} where a query may not attend"
-    return _block(
-        "Step 2  Scaled scores", f"Q Kᵀ × 1/√d_k, here {steps.scale:.4g}", [_matrix(example, steps.scaled, at)], note
-    )
+    def _bars(self, steps: Steps) -> RenderableType:
+        drawn = bars(self.keys, steps.weights[self.at].tolist(), steps.allowed[self.at].tolist(), self.width)
+        title = f'What "{visible(self.queries[self.at])}" attends to'
+        return block(title, "its row of weights", [drawn], self.width)
 
+    def _square(self, numbers: np.ndarray, first: tuple[str, np.ndarray] | None = None) -> list[RenderableType]:
+        """Queries × keys, with one more column of a number for each query before them if given."""
+        headings, cells = list(self.keys), [[number(x) for x in row] for row in numbers]
+        if first is not None:
+            name, column = first
+            headings = [name, *headings]
+            cells = [[Text(figure(x), style="yellow"), *row] for x, row in zip(column, cells, strict=True)]
+        return matrix(self.queries, headings, cells, self.width, self.at)
 
-def _softmax(example: Example, steps: Steps, at: int) -> RenderableType:
-    key = _worked_key(steps, at)
-    exponent = f"e^({steps.scaled[at, key]:.4f} − {steps.peak[at]:.4f})"
-    quotient = f"{steps.exponentials[at, key]:.4f} / {steps.total[at]:.4f} = {steps.weights[at, key]:.4f}"
-    parts = [
-        Text("largest score of the row, and e^(score − largest)", style="dim"),
-        _matrix(example, steps.exponentials, at, ("max", steps.peak)),
-        Text("\nsum of that row, and e^(…) / sum: the weights", style="dim"),
-        _matrix(example, steps.weights, at, ("sum", steps.total)),
-    ]
-    return _block("Step 3  Weights", "softmax of each row", parts, f"{exponent} / sum = {quotient}")
+    def _inputs(
+        self, title: str, words: str, names: tuple[str, ...], numbers: np.ndarray, at: int | None = None
+    ) -> RenderableType:
+        cells = [[Text(given(x)) for x in row] for row in numbers]
+        return block(title, words, self._features(names, cells, at), self.width)
 
-
-def _output(example: Example, steps: Steps, at: int) -> RenderableType:
-    terms = [f"{w:.4f}·{_factor(v)}" for w, v in zip(steps.weights[at], example.v[:, 0], strict=True)]
-    note = f"{example.query_tokens[at]}, feature 1 = {' + '.join(terms)} = {steps.output[at, 0]:.4f}"
-    table = _table(_feature_names(steps.output))
-    _fill(table, example.query_tokens, [[_number(x) for x in row] for row in steps.output], at)
-    return _block("Step 4  Output", "weights · V", [table], note)
-
-
-def _map(example: Example, steps: Steps, at: int, coloured: bool) -> RenderableType:
-    largest = float(steps.weights.max())
-    table = Table(box=None, padding=0, collapse_padding=True, pad_edge=False, header_style="bold")
-    table.add_column()
-    for token in example.tokens:
-        table.add_column(Text(token), justify="center")
-    rows = [
-        [
-            _cell(float(w), largest, coloured) if may else Text("   ·    ", style="dim")
-            for w, may in zip(*row, strict=True)
-        ]
-        for row in zip(steps.weights, steps.allowed, strict=True)
-    ]
-    _fill(table, [f"{token}  " for token in example.query_tokens], rows, at)
-    shares = np.linspace(0.0, 1.0, 17).tolist()
-    strip = [Text("  ", style=_heat(share)) if coloured else Text(_shade(share) * 2) for share in shares]
-    legend = Text.assemble("0 ", *strip, f" {largest:.4f}")
-    return _block("Attention map", "queries on rows, keys on columns", [table, Text(), legend])
-
-
-def _bars(example: Example, steps: Steps, at: int) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
-    for token, weight, may in zip(example.tokens, steps.weights[at], steps.allowed[at], strict=True):
-        shown = Text(bar(float(weight)), style="cyan") if may else Text("masked", style="dim")
-        table.add_row(Text(token), _number(weight), shown)
-    return _block(f'What "{example.query_tokens[at]}" attends to', "its row of weights", [table])
+    def _features(self, names: tuple[str, ...], cells: list[list[Text]], at: int | None) -> list[RenderableType]:
+        """Positions × features, the first few where there are many."""
+        count = len(cells[0])
+        headings = [str(i + 1) for i in range(count)]
+        if count > FEATURES:
+            headings = [*headings[:FEATURES], f"… {count - FEATURES:,} more"]
+            cells = [[*row[:FEATURES], Text("…")] for row in cells]
+        return matrix(names, headings, cells, self.width, at)
 
 
 def _worked_key(steps: Steps, at: int) -> int:
@@ -177,87 +232,9 @@ def _worked_key(steps: Steps, at: int) -> int:
     return int(second if steps.allowed[at, second] else order[0])
 
 
-def _block(title: str, formula: str, parts: list[RenderableType], worked: str | None = None) -> RenderableType:
-    lines = [Text.assemble((title, "bold"), "  ", (formula, "cyan")), Text(), *parts]
-    if worked is not None:
-        # wrapped here: a block is as wide as its longest line, and blocks stand side by side
-        lines += [Text(), *(Text(line, style="italic") for line in textwrap.wrap(worked, NARROWEST - 4))]
-    return Group(*lines, Text())
-
-
-def _side_by_side(blocks: list[RenderableType]) -> RenderableType:
-    return Columns(blocks, padding=(0, 4))
-
-
-def _matrix(
-    example: Example, matrix: np.ndarray, at: int, first: tuple[str, np.ndarray] | None = None
-) -> RenderableType:
-    """Queries × keys, with one more column of a number for each query before them if given."""
-    headings, rows = list(example.tokens), [[_number(x) for x in row] for row in matrix]
-    if first is not None:
-        name, column = first
-        headings = [name, *headings]
-        rows = [[Text(f"{x:.4f}", style="yellow"), *row] for x, row in zip(column, rows, strict=True)]
-    table = _table(headings)
-    _fill(table, example.query_tokens, rows, at)
-    return table
-
-
-def _inputs(tokens: Sequence[str], matrix: np.ndarray, at: int | None = None) -> RenderableType:
-    table = _table(_feature_names(matrix))
-    _fill(table, tokens, [[Text(given(x)) for x in row] for row in matrix], at)
-    return table
-
-
-def _feature_names(matrix: np.ndarray) -> list[str]:
-    return [str(i + 1) for i in range(matrix.shape[-1])]
-
-
-def _table(headings: Sequence[str]) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-        header_style="bold",
-        border_style="dim",
-    )
-    table.add_column()
-    for heading in headings:
-        table.add_column(Text(heading), justify="right", no_wrap=True)
-    return table
-
-
-def _fill(table: Table, names: Sequence[str], rows: Sequence[Sequence[Text]], at: int | None) -> None:
-    """One row for each name; the chosen query is marked, with and without colour."""
-    for i, (name, row) in enumerate(zip(names, rows, strict=True)):
-        mark = MARK if i == at else " "
-        table.add_row(Text(f"{mark} {name}"), *row, style="bold" if i == at else None)
-
-
-def _number(value: float) -> Text:
-    return Text(MINUS_INFINITY, style="dim") if value == -np.inf else Text(f"{value:.4f}")
+def _hidden(steps: Steps, after: np.ndarray) -> str:
+    return "; −∞ where a query may not attend" if steps.masked and after is steps.scores else ""
 
 
 def _factor(value: float) -> str:
     return given(value) if value >= 0 else f"({given(value)})"
-
-
-def _cell(weight: float, largest: float, coloured: bool) -> Text:
-    share = weight / largest if largest else 0.0
-    return Text(f" {weight:.4f} ", style=_heat(share)) if coloured else Text(f"{_shade(share) * 2} {weight:.2f} ")
-
-
-def _heat(share: float) -> Style:
-    """The colour of a share between 0 and 1, and letters that can be read on it."""
-    place = share * (len(HEAT) - 1)
-    low = min(int(place), len(HEAT) - 2)
-    red, green, blue = (round(a + (b - a) * (place - low)) for a, b in zip(HEAT[low], HEAT[low + 1], strict=True))
-    # dark letters where the eye sees the colour as bright
-    letters = "rgb(0,0,0)" if 0.3 * red + 0.59 * green + 0.11 * blue > 128 else "rgb(255,255,255)"
-    return Style(color=letters, bgcolor=f"rgb({red},{green},{blue})")
-
-
-def _shade(share: float) -> str:
-    # rounded up, so that only a share of 0 is blank; the rounding first keeps 0.25 · 4 from being a little over 1
-    return SHADES[math.ceil(round(share * (len(SHADES) - 1), 9))]

@@ -9,7 +9,10 @@ from clearhead.explain.render.page import Line, Page, Step
 LIGHT = (
     "--ink:#1c2430;--soft:#66707d;--line:#d9dee5;--back:#fff;--hue:#1769aa;--fill:#cfe4f5;--good:#1a7f37;--bad:#c62828"
 )
-DARK = "--ink:#e6e9ee;--soft:#98a3b0;--line:#39424e;--back:#161b22;--hue:#6cb6ff;--fill:#1f4a73;--good:#57c26b;--bad:#ff7b72"
+DARK = (
+    "--ink:#e6e9ee;--soft:#98a3b0;--line:#39424e;--back:#161b22;--hue:#6cb6ff;--fill:#1f4a73;"
+    "--good:#57c26b;--bad:#ff7b72"
+)
 
 # What the reader's system has decides, unless the page around it does: JupyterLab and VS Code say which they are.
 # Notebooks have rules for every table (right-aligned, striped, without borders), which must not reach these.
