@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import clearhead
 from clearhead.cli import app
 from clearhead.textbook import EXAMPLES
+from clearhead.textbook.layers import LAYERS
 
 # what the machine that runs the tests happens to have set must not decide them
 UNSET = ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TTY_COMPATIBLE", "PYTHONWARNINGS")
@@ -29,7 +30,7 @@ WIDE = {
     "tokens": ["河", "岸の土手", "internationalization"],
 }
 MISTAKES = {
-    "explain dog": "clearhead: EXAMPLE: is 'dog', expected one of cat_sat, it_animal",
+    "explain dog": "clearhead: EXAMPLE: is 'dog', expected one of cat_sat, it_animal, bank_river",
     "explain --query dog": "clearhead: --query: is 'dog', expected one of The, cat, sat, on, mat,",
     "explain --query 5": "clearhead: --query: is 5, expected one of The, cat, sat, on, mat, or a position from -5 to 4",
     "explain it_animal --query 1": "clearhead: --query: is 1, expected one of it, or a position from -1 to 0",
@@ -210,7 +211,8 @@ def test_mistake_is_one_line_and_status_2(arguments: str) -> None:
 def test_mistake_goes_to_stderr() -> None:
     done = process("explain dog", 60)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"clearhead: EXAMPLE: is 'dog', expected one of {', '.join(EXAMPLES)}, random:T,S,D\n"
+    names = [*EXAMPLES, *LAYERS]
+    assert done.stderr == f"clearhead: EXAMPLE: is 'dog', expected one of {', '.join(names)}, random:T,S,D\n"
 
 
 @pytest.mark.parametrize("arguments", ["", "--help", "explain --help"])

@@ -5,6 +5,7 @@
 - to see: `trace`, `watch`, `ablate`, `patch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`
 - to see: `trace`, `watch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`
 - to change what heads give, and to see what they add: `ablate`, `patch`, `contributions`
+- to see: `trace`, `trace_layer`, `watch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`
 - to know the cost: `plan`, `profile`, `scaling`
 - masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`; & | ~; of arrays:
   `where`, `lets`, `hides`, `padding`
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from clearhead import nn as nn
     from clearhead import textbook as textbook
     from clearhead.doctor import Report, check
+    from clearhead.explain.layers import LayerTrace, trace_layer
     from clearhead.explain.tracing import Trace, trace
     from clearhead.measure.plans import Plan, plan
     from clearhead.measure.profiling import Profile, profile
@@ -62,6 +64,7 @@ __all__ = [
     "Call",
     "Dropout",
     "KernelRefused",
+    "LayerTrace",
     "Linear",
     "Mask",
     "Observed",
@@ -110,6 +113,7 @@ __all__ = [
     "shuffle_weights",
     "sinusoidal",
     "trace",
+    "trace_layer",
     "watch",
     "where",
     "window",
@@ -118,6 +122,7 @@ __all__ = [
 # What is looked at after the fact is imported when it is first asked for, so that `import clearhead` stays light
 _LATER = {
     "Call": "clearhead.watching.call",
+    "LayerTrace": "clearhead.explain.layers",
     "Plan": "clearhead.measure.plans",
     "Profile": "clearhead.measure.profiling",
     "Report": "clearhead.doctor",
@@ -143,6 +148,7 @@ _LATER = {
     "scaling": "clearhead.measure.scales",
     "shuffle_weights": "clearhead.measure.shuffling",
     "trace": "clearhead.explain.tracing",
+    "trace_layer": "clearhead.explain.layers",
     "watch": "clearhead.watching.opening",
 }
 

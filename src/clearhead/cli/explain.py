@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, Group
+from rich.text import Text
 
 from clearhead.cli import inputs, keypress
 from clearhead.cli.overview import SMALL, Overview
 from clearhead.core.errors import ArgumentError
-from clearhead.explain.render.terminal import printed, show
+from clearhead.explain.layers import LayerTrace, trace_layer
+from clearhead.explain.render.terminal import printed, show, terminal
 from clearhead.explain.tokens import names_for
 from clearhead.explain.tracing import Trace, trace
 
@@ -43,6 +45,7 @@ def explain(
     Examples:
       clearhead explain
       clearhead explain it_animal
+      clearhead explain bank_river
       clearhead explain --query sat --mask "causal() & window(1)"
       clearhead explain random:3,3,3 --walk
       clearhead explain --npz call.npz --query -1 --head 0,2 --html row.html
@@ -51,8 +54,9 @@ def explain(
     queries = call.q.shape[-2] if call.q.ndim > 1 else 0
     if not queries:
         raise ArgumentError("q", f"has shape {call.q.shape}: there is no query to look at")
-    at = inputs.chosen_query(query, names_for("--tokens", call.query_tokens, queries, "queries"))
-    shown = trace(
+    wanted = call.layer.query if query is None and call.layer is not None else query
+    at = inputs.chosen_query(wanted, names_for("--tokens", call.query_tokens, queries, "queries"))
+    shown: Trace | LayerTrace = trace(
         call.q,
         call.k,
         call.v,
@@ -62,6 +66,9 @@ def explain(
         head=inputs.chosen_head(head),
         **call.options,
     )
+    one = shown
+    if call.layer is not None and head is None:  # from the beginning: where q, k and v come from
+        shown = trace_layer(**call.layer.arguments, query=at, tokens=call.tokens, **call.options)
     if html is not None:
         _write(html, shown.html(keys))
     elif json:
@@ -71,9 +78,17 @@ def explain(
     elif latex:
         typer.echo(shown.latex())
     elif walk:
-        keypress.walk(shown)
+        keypress.walk(one)
+    elif isinstance(shown, LayerTrace):
+        _print_layer(call, shown, keys)
     else:
         _print(call, shown, keys)
+
+
+def _print_layer(call: inputs.Given, shown: LayerTrace, keys: int) -> None:
+    console = Console(highlight=False)
+    hint = f"clearhead explain {call.name} --head 0 shows every step of one head"
+    printed(console, Group(Text(call.about), Text(), *terminal(shown.page(keys), console.width), Text(hint)))
 
 
 def _print(call: inputs.Given, shown: Trace, keys: int) -> None:

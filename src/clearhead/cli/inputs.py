@@ -16,14 +16,18 @@ from clearhead.core.errors import ArgumentError
 from clearhead.core.mask import Mask
 from clearhead.core.masks import causal
 from clearhead.core.spelling import read_mask
-from clearhead.explain.tokens import names_for, position_of
-from clearhead.textbook.examples import EXAMPLES, Example
+from clearhead.explain.layers import trace_layer
+from clearhead.explain.tokens import position_of
+from clearhead.textbook.examples import EXAMPLES
+from clearhead.textbook.layers import LAYERS, LayerExample
+
+NAMES = (*EXAMPLES, *LAYERS)
 
 # random:T,S,D is for looking, not for benchmarks
 MOST_NUMBERS = 2**26
 
 ExampleName = Annotated[
-    str, typer.Argument(metavar="EXAMPLE", help=f"An embedded example: {', '.join(EXAMPLES)}, or random:T,S,D.")
+    str, typer.Argument(metavar="EXAMPLE", help=f"An embedded example: {', '.join(NAMES)}, or random:T,S,D.")
 ]
 Npz = Annotated[Path | None, typer.Option(help="Arrays q, k and v, and maybe tokens, of a .npz file.", metavar="FILE")]
 Npy = Annotated[
@@ -60,17 +64,12 @@ class Given:
     tokens: tuple[str, ...] | None
     query_tokens: tuple[str, ...] | None
     options: dict[str, Any]
+    layer: LayerExample | None = None
 
     @property
     def mask(self) -> Mask | None:
         """The mask of the call."""
         return self.options.get("mask")
-
-    def example(self) -> Example:
-        """The same as an example of one head, with every position named."""
-        keys = names_for("--tokens", self.tokens, self.k.shape[-2], "keys")
-        queries = names_for("--tokens", self.query_tokens, self.q.shape[-2], "queries")
-        return Example(self.name, self.about, keys, queries, self.q, self.k, self.v)
 
 
 def given(
@@ -118,6 +117,7 @@ def given(
         _named("--tokens", names),
         _named("--tokens", queries),
         {option: value for option, value in options.items() if value is not None},
+        found.get("layer"),
     )
 
 
@@ -145,9 +145,14 @@ def _embedded(name: str) -> tuple[str, str, dict[str, Any]]:
         chosen = EXAMPLES[name]
         found = {"q": chosen.q, "k": chosen.k, "v": chosen.v}
         return name, chosen.about, found | {"tokens": chosen.tokens, "query_tokens": chosen.query_tokens}
+    if name in LAYERS:
+        layer = LAYERS[name]
+        problem = trace_layer(**layer.arguments, query=0).heads[0].problem  # q, k and v of all heads
+        found = {"q": problem.q, "k": problem.k, "v": problem.v}
+        return name, layer.about, found | {"tokens": layer.tokens, "query_tokens": layer.tokens, "layer": layer}
     match = re.fullmatch(r"random:(\d{1,9}),(\d{1,9}),(\d{1,9})", name)
     if match is None:
-        raise ArgumentError("EXAMPLE", f"is {name[:60]!r}, expected one of {', '.join(EXAMPLES)}, random:T,S,D")
+        raise ArgumentError("EXAMPLE", f"is {name[:60]!r}, expected one of {', '.join(NAMES)}, random:T,S,D")
     queries, keys, features = map(int, match.groups())
     if min(queries, keys, features) < 1 or (queries + 2 * keys) * features > MOST_NUMBERS:
         raise ArgumentError(
