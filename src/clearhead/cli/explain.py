@@ -11,6 +11,7 @@ from rich.text import Text
 
 from clearhead.cli import inputs, keypress
 from clearhead.cli.overview import SMALL, Overview
+from clearhead.cli.texts import explain_text
 from clearhead.core.errors import ArgumentError
 from clearhead.explain.layers import LayerTrace, trace_layer
 from clearhead.explain.render.terminal import printed, show, terminal
@@ -32,6 +33,11 @@ def explain(
     scale: inputs.Scale = None,
     temperature: inputs.Temperature = None,
     softcap: inputs.Softcap = None,
+    text: Annotated[str | None, typer.Option(help="A text for a trained model to read, in place of arrays.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="For --text: minilm, or one that lies on this machine.", metavar="NAME_OR_FOLDER")
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="For --text: one layer; the mean of all unless given.")] = None,
     keys: Annotated[int, typer.Option(min=1, help="How many keys to show where there are more.")] = 16,
     walk: Annotated[bool, typer.Option("--walk", help="One operation at a time, at a key press.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the steps to a self-contained page.", metavar="FILE")] = None,
@@ -48,8 +54,23 @@ def explain(
       clearhead explain bank_river
       clearhead explain --query sat --mask "causal() & window(1)"
       clearhead explain random:3,3,3 --walk
+      clearhead explain --text "I saw the bank near the river" --query bank
       clearhead explain --npz call.npz --query -1 --head 0,2 --html row.html
     """
+    if text is not None:
+        arrays = {"--npz": npz, "--npy": npy, "--safetensors": safetensors, "--json-input": json_input}
+        kinds = {"--tokens": tokens, "--mask": mask, "--causal": causal, "--scale": scale, "--softcap": softcap}
+        kinds |= {"--temperature": temperature}
+        pages = {"--walk": walk, "--html": html, "--markdown": markdown, "--latex": latex}
+        given = {**arrays, **kinds, **pages, example: example != "cat_sat"}
+        beside = [name for name, value in given.items() if value]
+        if beside:
+            raise ArgumentError("--text", f"is given beside {beside[0]}, which is for arrays: the model has its own")
+        explain_text(text, model or "minilm", query, layer, head, json)
+        return
+    for option, value in (("--model", model), ("--layer", layer)):
+        if value is not None:
+            raise ArgumentError(option, "is for --text, which is not given")
     call = inputs.given(example, npz, npy, safetensors, json_input, tokens, mask, causal, scale, softcap, temperature)
     queries = call.q.shape[-2] if call.q.ndim > 1 else 0
     if not queries:
