@@ -230,8 +230,49 @@ def test_command_line_writes_the_file_it_was_asked_for(tmp_path: Path, suffix: s
 def test_hostile_tokens_are_drawn(tmp_path: Path) -> None:
     names = ["$\\frac{", "a\nb", "\x1b[31m", "<b>&", "👩‍👩‍👧" * 9]
     ax = ch.plot_attention(seen(), names)
-    with pytest.warns(UserWarning, match="missing from font"):
-        ax.figure.savefig(tmp_path / "map.png", dpi=40)
+    ax.figure.savefig(tmp_path / "map.png", dpi=40)  # and nothing warns of letters that no font has
+
+
+@pytest.mark.parametrize("name", ["it_animal", "crowded", "one"])
+def test_labels_of_the_geometry_lie_on_nothing(name: str) -> None:
+    if name == "it_animal":
+        example = EXAMPLES[name]
+        q, k, v, tokens = example.q, example.k, example.v, example.tokens
+    else:
+        count = 6 if name == "crowded" else 1
+        draw = np.random.default_rng(1).standard_normal
+        q, k, v = draw((1, 2)), draw((count, 2)), draw((count, 2))
+        tokens = tuple(f"token {i}" for i in range(count))
+    axes = ch.plot_geometry(q, k, v, tokens=tokens)
+    axes[0].figure.draw_without_rendering()
+    for ax in (axes[0], axes[2]):
+        written = [text for text in ax.texts if text.get_text()]
+        boxes = [text.get_window_extent() for text in written]
+        assert len(boxes) == len(tokens) + 1
+        assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+        frame = ax.get_window_extent()
+        assert all(frame.x0 <= b.x0 and frame.y0 <= b.y0 and b.x1 <= frame.x1 and b.y1 <= frame.y1 for b in boxes)
+        ends = [(text.xyann, text.xy) for text in ax.texts if not text.get_text()]  # the arrows
+        lines = [ax.transData.transform(np.array(pair, float)) for pair in ends]
+        along = [start + (end - start) * np.linspace(0, 1, 200)[:, None] for start, end in lines]
+        if name != "crowded":
+            assert not any(box.contains(*dot) for box in boxes for line in along for dot in line)
+
+
+def test_letters_that_no_font_has_are_spelled_and_warn_of_nothing(tmp_path: Path) -> None:
+    from clearhead.plots import fonts
+
+    tokens = ["河", "\U00016a40", "bank"]  # the second is of a script that no common font has
+    axes = [
+        ch.plot_attention(np.full((3, 3), 1 / 3), tokens),
+        ch.plot_geometry(np.eye(3, 2), np.eye(3, 2), np.eye(3, 2), query="河", tokens=tokens)[0],
+    ]
+    for i, ax in enumerate(axes):
+        ax.figure.savefig(tmp_path / f"{i}.png")  # a warning of a missing letter would be an error here
+    labels = [label.get_text() for label in axes[0].get_xticklabels()]
+    assert labels[2] == "bank"
+    assert labels[1] == r"\U00016a40"
+    assert labels[0] == ("河" if fonts.families("河") and fonts.drawable("河") == "河" else r"\u6cb3")
 
 
 if __name__ == "__main__":

@@ -350,3 +350,12 @@ def test_angles_of_vectors_that_are_large_or_nothing() -> None:
     assert len(str(many.angles).splitlines()) == 3 + 16 + 1
     assert str(many.angles).endswith("and 384 keys more")
     assert "NaN" not in str(many.angles)
+
+
+def test_wide_letters_stand_in_columns() -> None:
+    from rich.cells import cell_len
+
+    q = k = v = np.eye(3)
+    lines = str(ch.trace(q, k, v, query=0, tokens=["河", "岸の土手", "bank"])).splitlines()
+    at = lines.index("1. Dot products  q · k, feature by feature")
+    assert [cell_len(line[: line.index("=")]) for line in lines[at + 1 : at + 4]] == [29] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unicodedata import combining, east_asian_width
 
 import numpy as np
 
@@ -16,6 +17,26 @@ def bar(weight: float, width: int = 40) -> str:
     '██'
     """
     return "█" * round(weight * width)
+
+
+def padded(words: str, width: int) -> str:
+    """Words with blanks after them up to so many cells; a Chinese, Japanese or Korean letter takes two.
+
+    >>> padded("cat", 6) + "|", padded("河岸", 6) + "|"
+    ('cat   |', '河岸  |')
+    """
+    return words + " " * (width - cells(words))
+
+
+def cells(words: str) -> int:
+    """How many cells of a terminal words take.
+
+    >>> cells("cat"), cells("河岸")
+    (3, 4)
+    """
+    if words.isascii():
+        return len(words)
+    return sum(0 if combining(sign) else 2 if east_asian_width(sign) in "WF" else 1 for sign in words)
 
 
 def position_of(argument: str, token: int | str, tokens: Sequence[str]) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from clearhead.plots.fonts import drawable, families
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,11 +110,19 @@ def label_positions(ax: Axes, keys: Sequence[str] | int, queries: Sequence[str] 
         places = list(range(0, count, tick_step(count)))
         labels = [str(i) if isinstance(names, int) else short(names[i]) for i in places]
         axis.set_ticks(places, labels)
+        in_fonts(axis.get_ticklabels())
         axis.set_label_text(kind)
         if len(labels) > MOST_TICKS // 2:
             axis.set_tick_params(labelsize="x-small")
         if kind == "key" and len(labels) * (max(map(len, labels), default=0) + 1) > room:
             ax.tick_params(axis="x", labelrotation=90)
+
+
+def in_fonts(labels: Iterable[Any]) -> None:
+    """Labels whose letters the usual font has not, in one that has them."""
+    for label in labels:
+        if (names := families(label.get_text())) is not None:
+            label.set_fontfamily(names)
 
 
 def short(name: str, most: int = 14) -> str:
@@ -121,6 +131,6 @@ def short(name: str, most: int = 14) -> str:
     >>> print(short("a$b"), short("antidisestablishmentarianism"))
     a\$b antidisestabl…
     """
-    name = "".join(sign if sign.isprintable() else "�" for sign in name)
+    name = drawable("".join(sign if sign.isprintable() else "�" for sign in name[: most + 1]))
     name = name if len(name) <= most else f"{name[: most - 1]}…"
     return name.replace("$", r"\$")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -11,10 +11,14 @@ from clearhead.core.arrays import Array
 from clearhead.core.errors import ArgumentError
 from clearhead.core.mask import Mask
 from clearhead.explain.tracing import trace
-from clearhead.plots.canvas import BLUE, GREEN, GREY, HATCH, ORANGE, RED, new_axes, short
+from clearhead.plots.canvas import BLUE, GREEN, GREY, HATCH, ORANGE, RED, in_fonts, new_axes, short
+from clearhead.plots.labels import Label, place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+# What is written in a panel, and the arrows that it must not lie on
+Labelled: TypeAlias = tuple[list[Label], list[tuple[Any, Any]]]
 
 
 def plot_geometry(
@@ -49,9 +53,12 @@ def plot_geometry(
     if len(axes) != 3:
         raise ArgumentError("axes", f"has {len(axes)}, expected 3")
     names = [short(name) for name in shown.tokens]
-    _similarity(axes[0], row, names, short(shown.query_token or "query"))
+    similar = _similarity(axes[0], row, names, short(shown.query_token or "query"))
     _bars(axes[1], row, names)
-    _sum(axes[2], row, names)
+    summed = _sum(axes[2], row, names)
+    # last: labels are put where the axes are, and what stands beside one moves the others
+    place(axes[0], *similar)
+    place(axes[2], *summed)
     return axes
 
 
@@ -74,16 +81,17 @@ def _frame(ax: Axes, points: np.ndarray) -> None:
     ax.set_ylabel("feature 2")
 
 
-def _similarity(ax: Axes, row: Any, names: list[str], query: str) -> None:
+def _similarity(ax: Axes, row: Any, names: list[str], query: str) -> Labelled:
+    labels = [Label(query, row.q, ORANGE, bold=True)]
     for j, name in enumerate(names):
         colour = BLUE if row.may(j) else HATCH
         _arrow(ax, (0, 0), row.k[j], colour)
         words = f"{name}\n{row.dots[j]:.2f}" if row.may(j) else f"{name}\nhidden"
-        ax.annotate(words, row.k[j], xytext=(4, 4), textcoords="offset points", color=colour, fontsize="small")
+        labels.append(Label(words, row.k[j], colour))
     _arrow(ax, (0, 0), row.q, ORANGE, 2.6)
-    ax.annotate(query, row.q, xytext=(4, -12), textcoords="offset points", color=ORANGE, fontweight="bold")
     _frame(ax, np.vstack([row.k, row.q[None]]))
     ax.set_title("similarity: q · k")
+    return labels, [((0.0, 0.0), end) for end in (*row.k, row.q)]
 
 
 def _bars(ax: Axes, row: Any, names: list[str]) -> None:
@@ -92,24 +100,28 @@ def _bars(ax: Axes, row: Any, names: list[str]) -> None:
     for j, weight in enumerate(row.weights):
         ax.annotate(f" {weight:.2f}" if row.may(j) else " hidden", (weight, j), va="center", fontsize="small")
     ax.set_yticks(places, names)
+    in_fonts(ax.get_yticklabels())
     ax.invert_yaxis()
     ax.set_xlim(0, 1.15)
     ax.set_xlabel("weight")
     ax.set_title("weights")
 
 
-def _sum(ax: Axes, row: Any, names: list[str]) -> None:
+def _sum(ax: Axes, row: Any, names: list[str]) -> Labelled:
     at, points = np.zeros(2), [row.output]
+    labels = [Label("output", row.output, RED, bold=True)]
+    arrows: list[tuple[Any, Any]] = [((0.0, 0.0), row.output)]
     _arrow(ax, (0, 0), row.output, RED, 6.0, 0.35)  # wide and pale, so that what it is made of shows on it
     for j, name in enumerate(names):
         if not row.may(j):
             continue
         _arrow(ax, (0, 0), row.v[j], GREEN, 1.0, 0.35)
-        ax.annotate(name, row.v[j], xytext=(4, 4), textcoords="offset points", color=GREEN, fontsize="small")
+        labels.append(Label(name, row.v[j], GREEN))
         end = at + row.contribution(j)
+        arrows += [((0.0, 0.0), row.v[j]), (at, end)]
         _arrow(ax, at, end, BLUE)
         points += [row.v[j], end]
         at = end
-    ax.annotate("output", row.output, xytext=(4, -12), textcoords="offset points", color=RED, fontweight="bold")
     _frame(ax, np.array(points))
     ax.set_title("weighted sum of values")
+    return labels, arrows

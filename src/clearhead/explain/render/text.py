@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from clearhead.explain.render.page import Line, Page, Step
-from clearhead.explain.tokens import bar
+from clearhead.explain.tokens import bar, cells, padded
 
 
 def text(page: Page) -> str:
@@ -19,14 +19,14 @@ def text(page: Page) -> str:
 
 
 def _aligned(step: Step) -> list[str]:
-    name = max((len(line.name) for line in step.lines), default=0)
+    name = max((cells(line.name) for line in step.lines), default=0)
     worked = max((len(line.worked) for line in step.lines), default=0)
     result = max((len(line.result) for line in step.lines), default=0)
     return [f"   {_joined(line, name, worked, result)}" for line in step.lines]
 
 
 def _joined(line: Line, name: int, worked: int, result: int) -> str:
-    parts = [f"{line.name:<{name}}"]
+    parts = [padded(line.name, name)]
     if worked:
         sign = " = " if line.worked and line.result else "   " if result else ""
         parts.append(f"{line.worked:<{worked}}{sign}{line.result:>{result}}")
