@@ -77,7 +77,7 @@ def explain(
         raise ArgumentError("q", f"has shape {call.q.shape}: there is no query to look at")
     wanted = call.layer.query if query is None and call.layer is not None else query
     at = inputs.chosen_query(wanted, names_for("--tokens", call.query_tokens, queries, "queries"))
-    shown: Trace | LayerTrace = trace(
+    one = trace(
         call.q,
         call.k,
         call.v,
@@ -87,7 +87,7 @@ def explain(
         head=inputs.chosen_head(head),
         **call.options,
     )
-    one = shown
+    shown: Trace | LayerTrace = one
     if call.layer is not None and head is None:  # from the beginning: where q, k and v come from
         shown = trace_layer(**call.layer.arguments, query=at, tokens=call.tokens, **call.options)
     if html is not None:

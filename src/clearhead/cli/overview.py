@@ -50,7 +50,9 @@ class Steps:
         allowed = [np.ones(one.keys, bool) if row.allowed is None else row.allowed for row in rows]
         return cls(
             rows,
-            *(np.stack(part) for part in ([row.q for row in rows], allowed, [row.dots for row in rows])),
+            q=np.stack([row.q for row in rows]),
+            allowed=np.stack(allowed),
+            raw=np.stack([row.dots for row in rows]),
             scaled=np.stack([row.scaled for row in rows]),
             capped=None if one.capped is None else np.stack([row.capped for row in rows if row.capped is not None]),
             scores=np.stack([row.scores for row in rows]),
