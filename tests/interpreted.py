@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -26,8 +27,9 @@ MARKS = [
 def mend() -> None:
     """Triton 3.6 asks int() of arrays of one number, which NumPy 2.4 no longer gives: loops over such bounds fail.
 
-    And whatever a kernel calls looks through the whole language again for what is to be interpreted, a third of the
-    time: once for each launch is enough.
+    And it takes long for what is of no use. Whatever a kernel calls looks through the whole language again for what is
+    to be interpreted: once for each launch is enough. Whole numbers are checked for overflow at each step, and what was
+    found is thrown away unless one debugs. And each operation makes the table of types anew that it looks one up in.
     """
     from triton.runtime import interpreter
 
@@ -41,6 +43,18 @@ def mend() -> None:
 
     patched.mended = True
     interpreter._patch_lang_tensor = patched
+    builder, look_up = interpreter.interpreter_builder, interpreter._get_np_dtype
+    if not builder.options.debug:
+        builder.options = replace(builder.options, sanitize_overflow=False)
+    types: dict[str, Any] = {}
+
+    def numpy_type(kind: Any) -> Any:
+        name = kind.scalar.name
+        if name not in types:
+            types[name] = look_up(kind)
+        return types[name]
+
+    interpreter._get_np_dtype = numpy_type
     done: set[Any] = set()  # modules of the language that are being interpreted
 
     @cache
