@@ -2,6 +2,8 @@
 PYTHON ?= python3
 PY = .venv/bin/python
 WORKERS ?= 2
+# Python files are compiled once, not by each process that a test starts
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test fuzz lint format bench bench-cpu bench-gpu bench-watch sanitize test-other-arch test-clang clean
 .DEFAULT_GOAL := help

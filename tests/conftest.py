@@ -8,6 +8,13 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+# One thread for each worker: there are as many workers as cores, and threads that wait for one another take time from
+# the other worker. The compiled kernel has its own, which its tests ask for by number.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# what is not a test has no examples to run, and imports much
+collect_ignore = [path.name for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_")]
 
 
 class OtherBuild(importlib.abc.MetaPathFinder):
@@ -37,6 +44,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 import interpreted  # noqa: E402  # as above
 
 interpreted.import_kernels()
+torch.set_num_threads(1)
 
 import libraries  # noqa: E402, F401  # sets XLA's flags before anything imports JAX
 

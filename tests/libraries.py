@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 from importlib.metadata import version
+from pathlib import Path
 
 # these tests compile thousands of tiny programs and run each once: compile quickly, not well
 os.environ.setdefault(
@@ -28,6 +30,10 @@ from clearhead.core.mask import Where
 from clearhead.core.positions import Added, Relative
 
 jax.config.update("jax_enable_x64", True)
+# and each of them once: another worker and another run read what was compiled, for this machine alone
+PROGRAMS = Path(__file__).parents[1] / "build" / f"jax-{platform.node()}"
+jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 ALL = ("float16", "bfloat16", "float32", "float64")
 
