@@ -173,11 +173,11 @@ def observations(weights: np.ndarray) -> dict[str, np.ndarray]:
     *lead, queries, keys = weights.shape
     rows, columns = min(MAP[0], queries), min(MAP[1], keys)
     mean, most = np.zeros((2, *lead, rows, columns), weights.dtype)
+    in_row = [[i for i in range(queries) if i * rows // queries == r] for r in range(rows)]
+    in_column = [[j for j in range(keys) if j * columns // keys == c] for c in range(columns)]
     for r in range(rows):
         for c in range(columns):
-            in_row = [i for i in range(queries) if i * rows // queries == r]
-            in_column = [j for j in range(keys) if j * columns // keys == c]
-            block = weights[..., in_row, :][..., in_column]
+            block = weights[..., in_row[r], :][..., in_column[c]]
             mean[..., r, c], most[..., r, c] = block.mean((-1, -2)), block.max((-1, -2))
     top = np.sort(weights, axis=-1)[..., ::-1][..., :TOP]
     top = np.concatenate([top, np.zeros((*lead, queries, TOP - top.shape[-1]), weights.dtype)], axis=-1)

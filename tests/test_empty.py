@@ -45,15 +45,9 @@ OPTIONS: dict[str, Callable[[int, int, int], dict[str, Any]]] = {
     "softcap, sinks": lambda t, s, h: {"softcap": 2.0, "sinks": np.zeros(h)},
     "dropout": lambda t, s, h: {"dropout": (0.5, 1)},
 }
-# JAX compiles each step anew for every size: there, only these, each with one kernel and one kind of options in turn
-IN_JAX = (
-    "no heads",
-    "no queries, grouped",
-    "no keys, grouped",
-    "nothing at all",
-    "no features, grouped",
-    "values of no features",
-)
+# JAX compiles each step anew for every size: there, only these, each with one kernel and one kind of options in turn.
+# No keys, no queries and an empty batch are cases that it is held to in full (`in_jax.py`).
+IN_JAX = ("no heads", "no features, grouped", "values of no features")
 RUNS = [
     pytest.param(library, shape, id=f"{shape}-{library}")
     for shape, library in product(SHAPES, LIBRARIES)
