@@ -32,7 +32,7 @@ def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> lis
 def test_pytorch_gradients_flow(kernel: str, mask: ch.Mask | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiled, "rows", 3)
     monkeypatch.setattr(tiled, "columns", 2)
-    q, k, v = tensors((2, 2, 5, 3), (2, 1, 7, 3), (2, 1, 7, 2))
+    q, k, v = tensors((2, 2, 4, 2), (2, 1, 5, 2), (2, 1, 5, 1))  # few, as each number is changed twice
     (sinks,) = tensors((2,))
 
     dropout = None if kernel == "compiled" else (0.2, 3)
@@ -203,9 +203,9 @@ print([name for name in ("torch", "jax", "matplotlib", "rich", "typer", "scipy")
     assert min(float(run[0]) for run in runs) < 0.15
 
 
-# The whole matrix would take 134 MB. Both lengths at once would take three minutes, and at most what each takes alone:
+# The whole matrix would take 67 MB. Both lengths at once would take three minutes, and at most what each takes alone:
 # half of the 64 MB is for each.
-@pytest.mark.parametrize(("queries", "keys"), [(1024, 32768), (32768, 1024)])
+@pytest.mark.parametrize(("queries", "keys"), [(512, 32768), (32768, 512)])
 def test_observing_32768_positions_takes_64_megabytes(queries: int, keys: int) -> None:
     q, k, v = (RNG.standard_normal((n, 64), dtype=np.float32) for n in (queries, keys, keys))
     tracemalloc.start()

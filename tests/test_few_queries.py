@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -52,10 +53,19 @@ def quickest(call: Callable[[], object]) -> float:
     return min(times)
 
 
+def some(queries: int) -> np.ndarray:
+    return np.random.default_rng(queries).standard_normal((1, queries, 64), dtype=np.float32)
+
+
+@cache
+def seconds_for_everything(queries: int) -> float:
+    return quickest(lambda: ch.attention(some(queries), K, V, kernel="compiled"))
+
+
 @pytest.mark.parametrize("queries", [1, 4, 5, 30])
 @pytest.mark.parametrize("name", NARROW)
 def test_only_what_is_seen_is_read(name: str, queries: int) -> None:
-    q = np.random.default_rng(queries).standard_normal((1, queries, 64), dtype=np.float32)
+    q = some(queries)
     mask = NARROW[name](queries)
     mine = ch.attention(q, K, V, mask=mask, kernel="compiled")
     plain = ch.attention(q, K, V, mask=mask, kernel="dense")
@@ -63,8 +73,8 @@ def test_only_what_is_seen_is_read(name: str, queries: int) -> None:
     problem = pose(q, K, V, mask=mask)
     compiled.run(problem)
     assert compiled.used < K.nbytes / 8, f"{compiled.used:,} bytes of its own"
-    everything = quickest(lambda: ch.attention(q, K, V, kernel="compiled"))
-    assert quickest(lambda: ch.attention(q, K, V, mask=mask, kernel="compiled")) < everything
+    took = quickest(lambda: ch.attention(q, K, V, mask=mask, kernel="compiled"))
+    assert took < seconds_for_everything(queries)
 
 
 def test_pieces_that_nobody_sees_may_hold_anything() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from functools import cache
 from typing import Any
 
-import elsewhere
 import hf_models as hf
 import pytest
 import torch
@@ -260,7 +261,8 @@ def test_names_and_wants_are_checked():
         huggingface.register("other", want={"keep": True})
 
 
-def test_without_transformers_it_says_what_brings_it():
-    code = "import sys; sys.modules['transformers'] = None; import clearhead.integrations.huggingface"
-    done = elsewhere.python("-c", code)
-    assert done.stderr.strip().endswith("pip install torch transformers")
+def test_without_transformers_it_says_what_brings_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError) as refusal:
+        runpy.run_path(huggingface.__file__)
+    assert str(refusal.value).endswith("pip install torch transformers")

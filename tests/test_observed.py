@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from clearhead.core.arrays import is_array, to_numpy
 B, H, T, S, D = 2, 3, 5, 7, 4
 
 
+@cache
 def seen(library: ArrayLibrary = LIBRARIES[0]) -> ch.Observed:
     rng = np.random.default_rng(0)
     q, k, v = (library.make(rng.standard_normal((B, H, n, D))) for n in (T, S, S))
@@ -67,7 +69,8 @@ WAYS = [(one, name) for one in LIBRARIES for name in (SIMPLE if one.name == "str
 def test_an_index_means_what_numpy_says(library: ArrayLibrary, name: str) -> None:
     index = INDICES[name]
     plain = tuple(map(in_numpy, index if isinstance(index, tuple) else (index,)))
-    found, whole = seen(library)[index], seen(library)
+    whole = seen(library)
+    found = whole[index]
     for field in ("output", "lse", "entropy", "received", "weights", "share"):
         array = numbers(getattr(whole, field))
         axes = array.ndim - 2

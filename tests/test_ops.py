@@ -114,7 +114,7 @@ def test_compiled_in_one_graph_with_masks_from_inside_and_outside(make: Callable
     q, k, v = tensors(grad=True)
     want = ch.attention(q, k, v, mask=make())
 
-    @torch.compile(fullgraph=True, backend="aot_eager")
+    @torch.compile(fullgraph=True, backend="eager")  # what is traced differs; what becomes of it is looked at outside
     def inside(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return ch.attention(q, k, v, mask=make())
 
@@ -131,7 +131,7 @@ def test_compiled_in_one_graph_with_masks_from_inside_and_outside(make: Callable
 
 def test_a_changed_mask_is_never_taken_for_the_old_one() -> None:
     q, k, v = tensors()
-    call = torch.compile(lambda mask: ch.attention(q, k, v, mask=mask), fullgraph=True, backend="aot_eager")
+    call = torch.compile(lambda mask: ch.attention(q, k, v, mask=mask), fullgraph=True, backend="eager")
     masks = [ch.window(1), ch.window(2), ch.window(3), ch.window(3, 1), ch.causal(), ~ch.causal(), ch.prefix(2)]
     masks += [ch.lengths(2), ch.lengths([3, 5]), ch.lengths([5, 3]), ch.causal(align="start"), ch.causal(offset=1)]
     with torch._dynamo.config.patch(recompile_limit=64):
