@@ -195,12 +195,13 @@ import clearhead
 print(time.process_time() - start)
 print([name for name in ("torch", "jax", "matplotlib", "rich", "typer", "scipy") if name in sys.modules])
 """
-    runs = [
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split("\n")
-        for _ in range(5)
-    ]
-    assert all(run[1] == "[]" for run in runs)
-    assert min(float(run[0]) for run in runs) < 0.15
+    took = []
+    while len(took) < 5 and min(took, default=1.0) >= 0.15:  # the best of some: other processes may have the cores
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        seconds, heavy, *_ = done.stdout.split("\n")
+        assert heavy == "[]"
+        took.append(float(seconds))
+    assert min(took) < 0.15
 
 
 # The whole matrix would take 67 MB. Both lengths at once would take three minutes, and at most what each takes alone:
