@@ -1,11 +1,8 @@
 """Exact scaled dot-product attention that you can see through.
 
 - to compute: `attention`, `observe`, `gradients`, `merge`; `set_threads`
-- to see: `trace`, `watch`, `merge_subwords`, `plot_attention` and eight more; to judge: `check`, `shuffle_weights`
-- to see: `trace`, `watch`, `ablate`, `patch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`
-- to see: `trace`, `watch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`
-- to change what heads give, and to see what they add: `ablate`, `patch`, `contributions`
-- to see: `trace`, `trace_layer`, `watch`, `merge_subwords`, `plot_attention` and seven more; to judge: `check`
+- to see: `trace`, `trace_layer`, `watch`, `merge_subwords`, `plot_attention` and eight more
+- to judge: `check`, `shuffle_weights`; to change heads and see what they add: `ablate`, `patch`, `contributions`
 - to know the cost: `plan`, `profile`, `scaling`
 - masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`; & | ~; of arrays:
   `where`, `lets`, `hides`, `padding`
@@ -174,8 +171,6 @@ class _Absent:
 if not TYPE_CHECKING:  # who checks types has the names from above, and is told of one that is not there
 
     def __getattr__(name: str) -> Any:
-        if name in ("nn", "textbook"):
-            return import_module(f"clearhead.{name}")
         if name in _WINGS:
             try:
                 return import_module(f"clearhead.{name}")
@@ -189,6 +184,5 @@ if not TYPE_CHECKING:  # who checks types has the names from above, and is told 
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, "nn", "textbook"})
         hidden = {name for name in globals() if name.startswith("_") and not name.startswith("__")}
         return sorted({*globals(), *__all__, *_WINGS} - hidden - _INTERNAL)
