@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import torch
 import torch.nn.functional as F
+from planted_more import MORE
 from right_ones import (
     TorchMultiHead,
     TorchSelfAttention,
@@ -187,7 +188,7 @@ def jax_no_scale(q, k, v):
 
 
 # what is planted → (function, the names that check must give, what it is told)
-WRONG: dict[str, tuple[Any, tuple[str, ...], dict[str, str]]] = {
+WRONG: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "no scale": (plain(lambda q, k, v: 1), ("no-scale",), {}),
     "no scale, in jax": (jax_no_scale, ("no-scale",), {}),
     "scale √d_model": (plain(lambda q, k, v: (q.shape[1] * q.shape[-1]) ** -0.5), ("scale-d-model",), {}),
@@ -252,4 +253,5 @@ WRONG: dict[str, tuple[Any, tuple[str, ...], dict[str, str]]] = {
     "noise": (noisy, ("nondeterministic",), {}),
     "other weights shown": (shows_other_weights, ("weights-not-those-used",), {}),
     "no mistake that has a name": (off_by_something, ("unknown",), {}),
+    **MORE,
 }

@@ -10,7 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import torch.nn.functional as F
+from right_texts import TEXTS
 from torch import nn
+
+import clearhead as ch
+import clearhead.nn
+import clearhead.textbook
 
 
 def softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -178,6 +183,105 @@ def numpy_merged(q, k, v, mask):
     return output.swapaxes(1, 2).reshape(q.shape[0], q.shape[2], -1)
 
 
+def numpy_values_first(v, k, q):
+    """The same in another order of arguments."""
+    return numpy_bhtd(q, k, v)
+
+
+def numpy_keyword_only(*, query, key, value, mask=None):
+    return numpy_bhtd(query, key, value, mask)
+
+
+def numpy_of_anything(*args, **kwargs):
+    return numpy_bhtd(*args, **kwargs)
+
+
+def numpy_without_names(a, b, c):
+    """Keys, values, queries: the names do not say which is which."""
+    return numpy_bhtd(c, a, b)
+
+
+def torch_imported_inside(q, k, v):
+    import torch.nn.functional as functional
+
+    return functional.scaled_dot_product_attention(q, k, v)
+
+
+def torch_always_causal(q, k, v):
+    """As many keys as one likes: the first query is aligned with the first key."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def numpy_always_causal(q, k, v):
+    scores = q @ swap(k) / root(q)
+    T, S = scores.shape[-2:]
+    return softmax(np.where(np.tri(T, S, S - T, dtype=bool), scores, -np.inf)) @ v
+
+
+def torch_grouped(q, k, v):
+    groups = q.shape[1] // k.shape[1]
+    return F.scaled_dot_product_attention(q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1))
+
+
+def numpy_in_blocks(q, k, v):
+    """Blocks of 16 keys, each rescaled to the largest score so far."""
+    peak = np.full((*q.shape[:-1], 1), -np.inf, q.dtype)
+    total, output = np.zeros_like(peak), np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+    for start in range(0, k.shape[-2], 16):
+        scores = q @ swap(k[..., start : start + 16, :]) / root(q)
+        risen = np.maximum(peak, scores.max(-1, keepdims=True))
+        shrink, weights = np.exp(peak - risen), np.exp(scores - risen)
+        total = total * shrink + weights.sum(-1, keepdims=True)
+        output, peak = output * shrink + weights @ v[..., start : start + 16, :], risen
+    return output / total
+
+
+def numpy_projected(x, W_q, W_k, W_v):
+    """The projections are handed over."""
+    return numpy_bhtd(x @ W_q, x @ W_k, x @ W_v)
+
+
+def numpy_alone(x):
+    """Self-attention without projections."""
+    return numpy_bhtd(x, x, x)
+
+
+def numpy_dictionary(q, k, v):
+    weights = softmax(q @ swap(k) / root(q))
+    return {"weights": weights, "output": weights @ v}
+
+
+def numpy_reads_the_command_line(q, k, v):
+    import argparse
+
+    argparse.ArgumentParser().parse_args()
+    return numpy_bhtd(q, k, v)
+
+
+class TorchLlama(nn.Module):
+    """Grouped key heads, rotary angles and a mask that have to be given."""
+
+    def __init__(self, width: int = 32, heads: int = 8, key_heads: int = 2) -> None:
+        super().__init__()
+        self.num_heads, self.num_key_value_heads, self.head_dim = heads, key_heads, width // heads
+        self.q_proj, self.o_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.k_proj, self.v_proj = (nn.Linear(width, key_heads * self.head_dim) for _ in range(2))
+
+    def forward(self, hidden_states, position_embeddings, attention_mask, **kwargs):
+        B, T, _ = hidden_states.shape
+        q, k, v = (
+            layer(hidden_states).view(B, T, -1, self.head_dim).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        cos, sin = (a.unsqueeze(1) for a in position_embeddings)
+        half = self.head_dim // 2
+        q, k = (x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin for x in (q, k))
+        k, v = (x.repeat_interleave(self.num_heads // self.num_key_value_heads, dim=1) for x in (k, v))
+        scores = q @ k.transpose(2, 3) / math.sqrt(self.head_dim) + attention_mask
+        weights = torch.nan_to_num(F.softmax(scores, dim=-1))
+        return self.o_proj((weights @ v).transpose(1, 2).reshape(B, T, -1)), weights
+
+
 RIGHT = {
     "numpy (B, H, T, D), True attends": numpy_bhtd,
     "numpy, (weights, output), True hides": numpy_returns_weights_first,
@@ -197,4 +301,27 @@ RIGHT = {
     "numpy, heads merged on the way out": numpy_merged,
     "jax (B, T, D), 1 attends": jax_btd,
     "jax's own function": jax.nn.dot_product_attention,
+    "numpy, f(v, k, q)": numpy_values_first,
+    "numpy, names that say nothing": numpy_without_names,
+    "numpy, keywords only": numpy_keyword_only,
+    "numpy, *args": numpy_of_anything,
+    "numpy, always causal, to the last key": numpy_always_causal,
+    "numpy, in blocks": numpy_in_blocks,
+    "numpy, projections handed over": numpy_projected,
+    "numpy, of one input": numpy_alone,
+    "numpy, a dictionary": numpy_dictionary,
+    "numpy, reads the command line": numpy_reads_the_command_line,
+    "torch, imported inside": torch_imported_inside,
+    "torch, always causal, to the first key": torch_always_causal,
+    "torch, grouped heads": torch_grouped,
+    "torch, Llama's names": TorchLlama(),
+    "clearhead's attention": ch.attention,
+    "clearhead's textbook class": ch.textbook.ScaledDotProductAttention(4),
+    "clearhead's textbook heads": ch.textbook.MultiHeadAttention(12, 3),
+    "clearhead's layer": ch.nn.ScaledDotProductAttention(4),
+    "clearhead's heads": ch.nn.MultiHeadAttention(32, 4),
+    "clearhead's grouped heads": ch.nn.MultiHeadAttention(32, 4, kv_heads=2, causal=True),
+    **{f"published: {name}": thing for name, (thing, _) in TEXTS.items()},
 }
+# Right as long as nobody asks for more: what `check` tells of them without calling them wrong
+HAZARDS = {f"published: {name}": hazards for name, (_, hazards) in TEXTS.items()}

@@ -15,14 +15,15 @@ from rich.console import Console
 
 import clearhead as ch
 from clearhead.doctor.mistakes import CATALOGUE
-from clearhead.doctor.probes import Sizes, probe
+from clearhead.doctor.probes import probe
+from clearhead.doctor.sizes import Sizes
 from clearhead.doctor.variants import RIGHT, Variant, compute
 
 
 @pytest.mark.parametrize("name", right_ones.RIGHT)
 def test_right_ones_pass(name: str) -> None:
     report = ch.check(right_ones.RIGHT[name])
-    assert report.names == (), str(report)
+    assert report.names == right_ones.HAZARDS.get(name, ()), str(report)
     assert report.right
     assert sum(check.outcome == "passed" for check in report.checks) >= 6
 
@@ -32,7 +33,16 @@ def test_planted_mistakes_are_named(name: str) -> None:
     function, names, told = planted.WRONG[name]
     report = ch.check(function, **told)
     assert report.names == names, str(report)
-    assert not report.right
+    assert report.right == (names in HAZARDS and not told)
+
+
+# One of these alone is told and not called wrong: nobody meets it who does not ask for it
+HAZARDS = [
+    ("nan-for-fully-masked-rows",),
+    ("penalty-overflows-float16",),
+    ("causal-other-corner",),
+    ("precision-lost",),
+]
 
 
 def test_every_name_in_the_catalogue_is_planted() -> None:

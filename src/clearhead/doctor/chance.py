@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from clearhead.doctor.answers import Failed
 from clearhead.doctor.exam import Exam
 from clearhead.doctor.forms import Module
 from clearhead.doctor.probes import Probe, agrees, distance
-from clearhead.doctor.subject import Failed
 from clearhead.doctor.variants import RIGHT
 
 # Calls whose mean is compared with the exact answer: its error is then a twentieth of one call's

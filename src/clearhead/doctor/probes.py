@@ -3,52 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from clearhead.core.formula import score
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Batch rows, heads, queries, keys, features of a key and of a value: distinct primes where they may be."""
-
-    batch: int = 2
-    heads: int = 3
-    queries: int = 5
-    keys: int = 7
-    features: int = 13
-    width: int = 11
-
-    @property
-    def elements(self) -> int:
-        """How many numbers q, k and v have together, to tell small from large."""
-        of_query = self.queries * self.features + self.keys * (self.features + self.width)
-        return self.batch * self.heads * of_query
-
-
-DISTINCT = Sizes()
-# Not every function takes values of another width, or other keys than queries: less and less is asked of it
-LADDER = (
-    DISTINCT,
-    replace(DISTINCT, width=13),
-    replace(DISTINCT, keys=5),
-    replace(DISTINCT, keys=5, width=13),
-)
-# What else a right function must get right; each is cut down to what the function was found to take
-MORE = (
-    Sizes(1, 1, 3, 5, 2, 7),
-    Sizes(3, 2, 7, 3, 5, 2),
-    Sizes(2, 5, 1, 11, 3, 13),
-    Sizes(1, 2, 17, 19, 64, 32),
-)
+from clearhead.doctor.sizes import Sizes
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """One problem: q (B, H, T, D), k (B, H, S, D), v (B, H, S, Dv) in float64, and which pairs a mask allows.
+    """One problem: q (B, H, T, D), k (B, H/G, S, D), v (B, H/G, S, Dv) in float64, and which pairs a mask allows.
 
     `allowed` is (B, 1, T, S); `causal` asks for the function's own causal flag.
     """
@@ -63,7 +29,8 @@ class Probe:
     def sizes(self) -> Sizes:
         """The sizes of the arrays."""
         batch, heads, queries, features = self.q.shape
-        return Sizes(batch, heads, queries, self.k.shape[-2], features, self.v.shape[-1])
+        groups = heads // self.k.shape[1]
+        return Sizes(batch, heads, queries, self.k.shape[-2], features, self.v.shape[-1], groups)
 
     def rounded(self, dtype: str) -> Probe:
         """The same with numbers that the dtype holds exactly, so that rounding the inputs is no error."""
@@ -71,16 +38,27 @@ class Probe:
         return replace(self, q=q, k=k, v=v)
 
 
-def probe(sizes: Sizes, seed: int = 0, *, same: bool = False) -> Probe:
-    """A problem with numbers of about 1; `same` is self-attention of one input, for modules that take only one."""
-    draw = np.random.default_rng([seed, *vars(sizes).values()]).standard_normal
-    q = draw((sizes.batch, sizes.heads, sizes.queries, sizes.features))
-    if same:
-        return Probe(q, q, q).rounded("float16")
-    k = draw((sizes.batch, sizes.heads, sizes.keys, sizes.features))
-    v = draw((sizes.batch, sizes.heads, sizes.keys, sizes.width))
+def probe(sizes: Sizes, seed: int = 0, *, shared: str = "") -> Probe:
+    """A problem with numbers of about 1; `shared` says which of q, k and v are one and the same input."""
+    draw = np.random.default_rng([seed, *sizes.seed]).standard_normal
     # in float16 every number is exact in every type a function may compute in
-    return Probe(q, k, v).rounded("float16")
+    return _drawn(sizes, shared, lambda shape, _: draw(shape)).rounded("float16")
+
+
+def tiny(sizes: Sizes, seed: int, *, shared: str = "") -> Probe:
+    """A problem of small whole numbers, that can be followed by hand."""
+    draw = np.random.default_rng([seed, *sizes.seed]).integers
+    return _drawn(sizes, shared, lambda shape, role: draw(*((0, 4) if role == "v" else (-2, 3)), shape).astype(float))
+
+
+def _drawn(sizes: Sizes, shared: str, draw: Callable[[tuple[int, ...], str], np.ndarray]) -> Probe:
+    q = draw((sizes.batch, sizes.heads, sizes.queries, sizes.features), "q")
+    if shared == "qkv":
+        return Probe(q, q, q)
+    k = draw((sizes.batch, sizes.heads // sizes.groups, sizes.keys, sizes.features), "k")
+    if shared == "kv":
+        return Probe(q, k, k)
+    return Probe(q, k, draw((sizes.batch, sizes.heads // sizes.groups, sizes.keys, sizes.width), "v"))
 
 
 def with_mask(given: Probe, seed: int = 0, *, by_batch: bool = True) -> Probe:
@@ -95,36 +73,12 @@ def with_mask(given: Probe, seed: int = 0, *, by_batch: bool = True) -> Probe:
 
 
 def padded(given: Probe, hidden: int = 2) -> Probe:
-    """The same with the last keys hidden from every query."""
+    """The same with the last keys hidden from every query; every other batch row hides one fewer, but at least one."""
     sizes = given.sizes
     allowed = np.ones((sizes.batch, 1, sizes.queries, sizes.keys), bool)
-    allowed[..., sizes.keys - hidden :] = False
+    for row in range(sizes.batch):
+        allowed[row, ..., sizes.keys - max(hidden - row % 2, 1) :] = False
     return replace(given, allowed=allowed)
-
-
-def tiny(sizes: Sizes, seed: int, *, same: bool = False) -> Probe:
-    """A problem of small whole numbers, that can be followed by hand."""
-    draw = np.random.default_rng([seed, *vars(sizes).values()]).integers
-    q = draw(-2, 3, (sizes.batch, sizes.heads, sizes.queries, sizes.features)).astype(np.float64)
-    if same:
-        return Probe(q, q, q)
-    k = draw(-2, 3, (sizes.batch, sizes.heads, sizes.keys, sizes.features)).astype(np.float64)
-    v = draw(0, 4, (sizes.batch, sizes.heads, sizes.keys, sizes.width)).astype(np.float64)
-    return Probe(q, k, v)
-
-
-def small_sizes() -> Iterator[Sizes]:
-    """Sizes in the order in which a failing example is looked for: the fewest numbers first."""
-    choices = [
-        Sizes(batch, heads, queries, keys, features, width)
-        for batch in (1, 2)
-        for heads in (1, 2)
-        for queries in (1, 2, 3)
-        for keys in (1, 2, 3)
-        for features in (1, 2, 3)
-        for width in (1, 2, 3)
-    ]
-    return iter(sorted(choices, key=lambda sizes: (sizes.elements, str(sizes))))
 
 
 def tolerance(

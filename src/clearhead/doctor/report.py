@@ -50,6 +50,7 @@ class Finding:
     check: str
     words: str
     example: Example | None = None
+    hazard: bool = False  # right as long as nobody asks for what it cannot do: told, and not called wrong
 
     @property
     def name(self) -> str:
@@ -77,8 +78,8 @@ class Report:
 
     @property
     def right(self) -> bool:
-        """True where no mistake was found."""
-        return not self.findings
+        """True where no mistake was found; a hazard, which shows only where it is asked for, is no mistake."""
+        return all(finding.hazard for finding in self.findings)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,6 +93,8 @@ class Report:
         if self.right:
             noted = sum(check.outcome == "noted" for check in self.checks)
             more = f", {noted} to know of" if noted else ""
+            risks = len(self.findings)
+            more += f", {risks} hazard{'s' if risks > 1 else ''}" if risks else ""
             return f"{self.function} is right: {passed} checks passed{more}"
         count = len(self.findings)
         return f"{self.function} is wrong: {count} mistake{'s' if count > 1 else ''}, {passed} checks passed"

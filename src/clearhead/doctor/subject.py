@@ -1,103 +1,35 @@
-"""Somebody's function, called: which library it speaks, what its parameters are, and what comes back."""
+"""Somebody's function, called: its parameters, what is handed over for each, and what comes back."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import dis
 import importlib
 import inspect
 import io
 import re
+import signal
 import sys
+import threading
+import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import Library, dtype_name, is_array, to_numpy
+from clearhead.core.arrays import is_array, to_numpy
 from clearhead.core.errors import ArgumentError
-from clearhead.doctor.forms import Form, Module
+from clearhead.doctor import roles, speech
+from clearhead.doctor.answers import Failed, Got, Hung, read
 from clearhead.doctor.probes import Probe
-from clearhead.doctor.projections import HEADS
+from clearhead.doctor.ways import Way
 
-LIBRARIES = ("numpy", "torch", "jax")
-MASK = re.compile(r"mask|bias$", re.IGNORECASE)
-CAUSAL = re.compile(r"^(is_|use_)?(causal|autoregressive)(_mask|_masking|_attention)?$", re.IGNORECASE)
-FLAGS = re.compile(r"train|dropout|causal|return|need|weights|verbose|determin|inference", re.IGNORECASE)
-
-# What a mask may be handed over as; True and 1 mean "may attend" or "hide", additive masks are added to the scores
-ENCODINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "attend": lambda allowed: allowed,
-    "hide": lambda allowed: ~allowed,
-    "additive": lambda allowed: np.where(allowed, 0.0, -np.inf),
-    "additive -1e9": lambda allowed: np.where(allowed, 0.0, -1e9),
-    "attend 1/0": lambda allowed: allowed.astype(np.int64),
-    "hide 1/0": lambda allowed: (~allowed).astype(np.int64),
-    "attend 1.0/0.0": lambda allowed: allowed.astype(np.float64),
-}
-SHAPES = ("TS", "B1TS", "BTS", "BHTS", "B11S", "BS")
-
-
-class Failed(Exception):
-    """A call that raised, or gave something that is no answer; the words say which."""
-
-
-@dataclass(frozen=True)
-class MaskWay:
-    """How a mask is handed over: by which parameter, meaning what, in which shape."""
-
-    parameter: str
-    encoding: str
-    shape: str
-
-    def build(self, allowed: np.ndarray, heads: int) -> np.ndarray:
-        """The array for (B, 1, T, S), True where a query may attend."""
-        shaped = {
-            "TS": allowed[0, 0],
-            "B1TS": allowed,
-            "BTS": allowed[:, 0],
-            "BHTS": np.broadcast_to(allowed, (allowed.shape[0], heads, *allowed.shape[2:])),
-            "B11S": allowed[:, :, :1],
-            "BS": allowed[:, 0, 0],
-        }[self.shape]
-        return ENCODINGS[self.encoding](np.ascontiguousarray(shaped))
-
-    @property
-    def only_keys(self) -> bool:
-        """True where the mask has no axis for queries: padding."""
-        return self.shape in ("BS", "B11S")
-
-    @property
-    def by_batch(self) -> bool:
-        """True where batch rows may have different masks."""
-        return self.shape != "TS"
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a function is called: library, form, which of the things it returns is the output, mask, causal flag."""
-
-    library: str
-    form: Form
-    output: int | None = None
-    weights: int | None = None
-    mask: MaskWay | None = None
-    causal: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Got:
-    """What a call gave, in the form's own axes and in float64."""
-
-    output: np.ndarray
-    weights: np.ndarray | None
-    dtype: str
-    written: tuple[str, ...]
-    way: Way
+# Seconds after which a call is given up, and after which all of them together are enough: a report should not hang
+LIMIT = 15
+BUDGET = 60.0
 
 
 @dataclass(eq=False)
@@ -108,20 +40,29 @@ class Subject:
     name: str
     parameters: dict[str, Any]
     library: str | None
+    inputs: roles.Roles
+    built: dict[str, Any] = field(default_factory=dict)  # what its class was called with, where that is known
     copies: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, np.ndarray] = field(default_factory=dict)  # projections that are handed over
+    spent: float = 0.0  # seconds in calls so far
 
     @classmethod
-    def of(cls, function: Any) -> Subject:
+    def of(cls, function: Any, built: dict[str, Any] | None = None) -> Subject:
         """Read a callable's name, parameters and library."""
         torch = sys.modules.get("torch")
+        if not callable(function):
+            function = function.forward
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
+        built = built or {}
         if torch is not None and isinstance(function, torch.nn.Module):
             try:
                 module = copy.deepcopy(function).to("cpu").eval()
             except Exception as error:
                 raise ArgumentError("function", f"is a module that cannot be copied: {error}") from None
-            return cls(module, name, _parameters(module.forward), "torch")
-        return cls(function, name, _parameters(function), _spoken(function))
+            parameters = _parameters(module.forward)
+            return cls(module, name, parameters, "torch", roles.roles_of(parameters), built)
+        parameters = _parameters(function)
+        return cls(function, name, parameters, speech.spoken(function), roles.roles_of(parameters), built)
 
     @property
     def is_module(self) -> bool:
@@ -129,18 +70,28 @@ class Subject:
         torch = sys.modules.get("torch")
         return torch is not None and isinstance(self.function, torch.nn.Module)
 
+    @property
+    def owner(self) -> Any:
+        """The object whose attributes say how it was built: itself, or the one whose method it is."""
+        return getattr(self.function, "__self__", self.function)
+
     def masks(self) -> list[str]:
         """The parameters that may be a mask, the likeliest first: those for padding come last."""
-        names = [name for name in self.parameters if MASK.search(name) and not CAUSAL.match(name)]
-        return sorted(names, key=lambda name: ("pad" in name.lower(), name.lower().endswith("bias")))
+        taken = (*self.inputs.names, *self.inputs.weights.values())
+        return [name for name in roles.masks_of(self.parameters) if name not in taken]
+
+    def required_mask(self) -> str | None:
+        """The mask that has to be given, if there is one."""
+        empty = inspect.Parameter.empty
+        return next((name for name in self.masks() if self.parameters[name].default is empty), None)
 
     def causal(self) -> str | None:
         """The parameter that is a causal flag, if there is one."""
-        return next((name for name in self.parameters if CAUSAL.match(name)), None)
+        return roles.causal_of(self.parameters)
 
     def heads(self) -> str | None:
         """The parameter that says how many heads a packed input has, if there is one."""
-        return next((name for name in self.parameters if name in HEADS and name not in ("h",)), None)
+        return roles.heads_of(self.parameters)
 
     def documentation(self) -> str:
         """What the function says of itself."""
@@ -148,23 +99,56 @@ class Subject:
         parts = (getattr(function, "__doc__", None), None if function is self.function else self.function.__doc__)
         return " ".join(part for part in parts if part)
 
-    def call(self, way: Way, probe: Probe, dtype: str = "float32") -> Got:
+    def source(self) -> str:
+        """What it says of itself, its comments among it; the documentation where there is no source."""
+        function = self.function.forward if self.is_module else self.function
+        try:
+            return inspect.getsource(function)
+        except (OSError, TypeError):
+            return self.documentation()
+
+    def call(self, way: Way, probe: Probe, dtype: str = "float32", *, strided: bool = False) -> Got:
         """Call it on one problem; whatever goes wrong is `Failed`."""
-        given = [make(way.library, array, dtype) for array in way.form.give(probe)]
-        arguments = self._arguments(way, probe, dtype)
-        held = {f"input {i + 1}": array for i, array in enumerate(given)}
-        if way.mask is not None and way.mask.parameter in arguments:
-            held["the mask"] = arguments[way.mask.parameter]
+        arrays = [make(way.library, array, dtype, strided=strided) for array in way.form.give(probe)]
+        if way.order is not None:
+            arrays = [arrays[i] for i in way.order]
+        values = dict(zip(self.inputs.names, arrays, strict=False))
+        held = {f"input {i + 1}": array for i, array in enumerate(arrays)}
+        values |= self._arguments(way, probe, dtype)
+        if way.mask is not None and way.mask.parameter in values:
+            held["the mask"] = values[way.mask.parameter]
         before = {name: np.array(to_numpy(array)) for name, array in held.items() if is_array(array)}
-        with _quiet(way.library):
-            try:
-                result = self._at(dtype)(*given, **arguments)
-            except Exception as error:
-                raise Failed(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        result = self._answer(self._at(dtype), way.library, *self._placed(values))
         written = tuple(
             name for name, array in before.items() if not np.array_equal(array, to_numpy(held[name]), equal_nan=True)
         )
-        return _answer(result, way, probe, written)
+        return read(result, way, probe, written)
+
+    def _answer(self, function: Any, library: str, placed: list[Any], named: dict[str, Any]) -> Any:
+        if self.spent > BUDGET:
+            raise Hung(f"its calls have taken {self.spent:.0f} seconds so far, and that is enough")
+        began = time.perf_counter()
+        with _quiet(library):
+            try:
+                return function(*placed, **named)
+            except KeyboardInterrupt:
+                raise
+            except _Late as error:
+                raise Hung(f"it had not answered after {LIMIT} seconds") from error
+            except BaseException as error:  # SystemExit and the like: somebody's function must not end the check
+                raise Failed(_told(error)) from error
+            finally:
+                self.spent += time.perf_counter() - began
+
+    def _placed(self, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments by place as long as the parameters before them are given too, and by name from there on."""
+        placed: list[Any] = []
+        for name, parameter in self.parameters.items():
+            if name not in values or parameter.kind not in roles.PLACED:
+                break
+            placed.append(values[name])
+        taken = list(self.parameters)[: len(placed)]
+        return placed, {name: value for name, value in values.items() if name not in taken}
 
     def _at(self, dtype: str) -> Any:
         if not self.is_module:
@@ -174,17 +158,32 @@ class Subject:
         return self.copies[dtype]
 
     def _arguments(self, way: Way, probe: Probe, dtype: str) -> dict[str, Any]:
-        sizes, arguments = probe.sizes, {}
-        places = 1 if isinstance(way.form, Module) and way.form.single else 3
-        for name, parameter in list(self.parameters.items())[places:]:
-            if way.form.packed and not isinstance(way.form, Module) and name == self.heads():
+        sizes = way.form.inner(probe.sizes)
+        arguments: dict[str, Any] = {
+            name: make(way.library, self.given[role], dtype) for role, name in self.inputs.weights.items()
+        }
+        for name, parameter in self.parameters.items():
+            if name in self.inputs.names or name in arguments:
+                continue
+            if name == self.heads() and (way.form.packed or parameter.default is parameter.empty):
                 arguments[name] = sizes.heads
             elif name == "need_weights":
                 arguments[name] = False  # with weights PyTorch's module takes another path
-            elif parameter.default is parameter.empty and parameter.kind in _NAMED:
-                arguments[name] = _required(name, sizes)
-        if probe.allowed is not None and way.mask is not None:
-            mask = way.mask.build(probe.allowed, sizes.heads)
+            elif sizes.groups > 1 and name in (*roles.KEY_HEADS, *roles.REPEATS):
+                arguments[name] = roles.filled(name, sizes)
+            elif sizes.groups > 1 and roles.GROUPED.search(name):
+                arguments[name] = True
+            elif parameter.default is parameter.empty and parameter.kind in roles.NAMED:
+                arguments[name] = _made(way.library, roles.filled(name, sizes), dtype)
+        self._mask(way, probe, dtype, arguments)
+        return arguments
+
+    def _mask(self, way: Way, probe: Probe, dtype: str, arguments: dict[str, Any]) -> None:
+        sizes, allowed = probe.sizes, probe.allowed
+        if allowed is None and way.mask is not None and way.mask.parameter == self.required_mask():
+            allowed = np.ones((sizes.batch, 1, sizes.queries, sizes.keys), bool)
+        if allowed is not None and way.mask is not None:
+            mask = way.mask.build(allowed, way.form.inner(sizes).heads)
             floating = mask.dtype.kind == "f"
             arguments[way.mask.parameter] = make(way.library, mask, dtype if floating else str(mask.dtype))
         if probe.causal and way.causal is not None:
@@ -193,28 +192,14 @@ class Subject:
             if torch_module and way.mask is not None:  # is_causal there is only a hint beside a mask
                 hidden = ~np.tri(sizes.queries, sizes.keys, dtype=bool)
                 arguments[way.mask.parameter] = make(way.library, hidden, "bool")
-        return arguments
 
 
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def _required(name: str, sizes: Any) -> Any:
-    """What to give for a parameter that has no default, by its name."""
-    plain = name.lower()
-    if plain in HEADS:
-        return sizes.heads
-    if plain in ("d_k", "dk", "d", "dim", "head_dim", "d_head", "dim_head"):
-        return sizes.features
-    if "scale" in plain:
-        return sizes.features**-0.5
-    if plain in ("p", "dropout_p", "p_drop"):
-        return 0.0
-    return False if FLAGS.search(plain) else None
-
-
-def make(library: str, array: np.ndarray, dtype: str) -> Any:
-    """A fresh array of a library; jax and torch are there because the function's own module imported them."""
+def make(library: str, array: np.ndarray, dtype: str, *, strided: bool = False) -> Any:
+    """A fresh array of a library; `strided` lays its memory out in another order, as a transpose does."""
+    if strided and array.ndim > 1:
+        one, two = (-3, -2) if array.ndim > 2 else (-2, -1)
+        swapped = make(library, np.ascontiguousarray(array.swapaxes(one, two)), dtype)
+        return swapped.transpose(one, two) if library == "torch" else swapped.swapaxes(one, two)
     if library == "torch":
         torch = importlib.import_module("torch")
         return torch.tensor(array).to(getattr(torch, dtype))
@@ -223,96 +208,84 @@ def make(library: str, array: np.ndarray, dtype: str) -> Any:
     return np.array(array, dtype=dtype)
 
 
+def _made(library: str, value: Any, dtype: str) -> Any:
+    """The same with NumPy's arrays, inside a tuple too, made into the library's."""
+    if isinstance(value, tuple):
+        return tuple(_made(library, part, dtype) for part in value)
+    if not isinstance(value, np.ndarray):
+        return value
+    return make(library, value, dtype if value.dtype.kind == "f" else str(value.dtype))
+
+
+def _told(error: BaseException) -> str:
+    words = " ".join(str(error).split())[:200]
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({words})"
+    return f"{type(error).__name__}: {words}"
+
+
 @contextlib.contextmanager
 def _quiet(library: str) -> Iterator[None]:
-    """Nothing that somebody's function prints or warns of belongs into a report."""
+    """Nothing that somebody's function prints, warns of or reads belongs into a report."""
     torch = sys.modules.get("torch")
     grad = torch.no_grad() if torch is not None and library == "torch" else contextlib.nullcontext()
-    with warnings.catch_warnings(), np.errstate(all="ignore"), grad:
+    arguments, typed = sys.argv, sys.stdin
+    with warnings.catch_warnings(), np.errstate(all="ignore"), grad, _limited():
         warnings.simplefilter("ignore")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
+            # the command line and what is typed are this program's, and none of the function's
+            sys.argv, sys.stdin = sys.argv[:1], io.StringIO()
+            try:
+                yield
+            finally:
+                sys.argv, sys.stdin = arguments, typed
 
 
-def _answer(result: Any, way: Way, probe: Probe, written: tuple[str, ...]) -> Got:
-    parts = list(result) if isinstance(result, tuple | list) else [result]
-    arrays = {i: part for i, part in enumerate(parts) if is_array(part) and dtype_name(part).startswith(("float", "b"))}
-    sizes = probe.sizes
-    outputs, rows = {}, {}
-    for i, array in arrays.items():
-        if way.output is not None and i not in (way.output, way.weights):
-            continue
-        plain = to_numpy(array).astype(np.float64)
-        taken, seen = way.form.take(plain, probe), way.form.take_weights(plain, probe)
-        lead = (sizes.batch, sizes.heads, sizes.queries)
-        if taken is not None and taken.shape[:3] == lead and taken.shape[3] in (sizes.width, sizes.features):
-            outputs[i] = taken
-        if seen is not None and seen.shape[2:] == (sizes.queries, sizes.keys):
-            rows[i] = seen
-    index = way.output if way.output in outputs else next(iter(outputs), None)
-    if index is None:
-        shapes = ", ".join(str(tuple(array.shape)) for array in arrays.values()) or type(result).__name__
-        raise Failed(f"it gave {shapes}, which is not the shape of an output")
-    other = way.weights if way.output is not None else next((i for i in rows if i != index), None)
-    found = Way(way.library, way.form, index, other, way.mask, way.causal)
-    weights = None if other is None else rows.get(other)
-    owner = Library.of(arrays[index]).name
-    if owner != way.library:
-        raise Failed(f"it gave a {owner} array for {way.library} arrays")
-    return Got(outputs[index], weights, dtype_name(arrays[index]), written, found)
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    """Give a call up after `LIMIT` seconds, where the system can do that: in the main thread, if no alarm is set."""
+    free = hasattr(signal, "SIGALRM") and threading.current_thread() is threading.main_thread()
+    if not free or signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, _late):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _late)
+    signal.alarm(LIMIT)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class _Late(BaseException):
+    """The alarm; no Exception, so that a function that catches those cannot catch it."""
+
+
+def _late(number: int, frame: types.FrameType | None) -> None:
+    raise _Late
 
 
 def _parameters(function: Any) -> dict[str, Any]:
-    """The parameters by name; those of a built-in are read from its documentation."""
+    """The parameters by name; those of a built-in are read from its documentation, and *args are q, k and v."""
+    kind = inspect.Parameter
     try:
-        return dict(inspect.signature(function).parameters)
+        found = dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
-        pass
-    match = re.match(r"\s*\w+\((.*?)\)", function.__doc__ or "", re.DOTALL)
+        return _documented(function)
+    open_ended = any(parameter.kind is kind.VAR_POSITIONAL for parameter in found.values())
+    named = {n: p for n, p in found.items() if p.kind not in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD)}
+    required = [p for p in named.values() if p.default is p.empty and p.kind is not kind.KEYWORD_ONLY]
+    if open_ended and not required:
+        return {name: kind(name, kind.POSITIONAL_ONLY) for name in "qkv"} | named
+    return named
+
+
+def _documented(function: Any) -> dict[str, Any]:
+    match = re.match(r"\s*\w+\((.*?)\)", getattr(function, "__doc__", None) or "", re.DOTALL)
     found = {}
-    for part in (match.group(1) if match else "").split(","):
+    for part in (match.group(1) if match else "q, k, v").split(","):
         name, _, default = part.strip().lstrip("*").partition("=")
         if name.isidentifier():
             empty = inspect.Parameter.empty if not default else None
             found[name] = inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=empty)
-    return found
-
-
-def _spoken(function: Any) -> str | None:
-    """The library that a function's code names; None where it names none or several."""
-    root = (getattr(function, "__module__", None) or "").partition(".")[0]
-    if root in LIBRARIES:
-        return root
-    target = function if isinstance(function, types.FunctionType) else getattr(function, "__func__", None)
-    if target is None:
-        target = type(function).__call__
-    found = _roots(target, 3) & set(LIBRARIES)
-    for library in ("jax", "torch", "numpy"):  # code for the first two often has a little NumPy beside it
-        if library in found:
-            return library
-    return None
-
-
-def _named(code: types.CodeType, names: dict[str, Any]) -> Iterator[Any]:
-    """The globals that a function's code loads, and that of functions inside it; attributes are not among them."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield names.get(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _named(constant, names)
-
-
-def _roots(function: Any, depth: int) -> set[str]:
-    function = inspect.unwrap(function) if callable(function) else function
-    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    if code is None or depth == 0:
-        return set()
-    found: set[str] = set()
-    for value in _named(code, names):
-        if isinstance(value, types.ModuleType):
-            found.add(value.__name__.partition(".")[0])
-        elif callable(value):
-            module = (getattr(value, "__module__", None) or "").partition(".")[0]
-            found |= {module} if module in LIBRARIES else _roots(value, depth - 1)
     return found

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.formula import softmax
+from clearhead.doctor.blocks import in_blocks
 from clearhead.doctor.mistakes import BY_SETTING, Mistake
 
 # A penalty that somebody took for −∞, from hardly any to nearly enough
-WEAK = (1.0, 2.0, 5.0, 10.0, 20.0)
+WEAK = (2.0, 5.0, 10.0, 20.0)
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,22 @@ class Variant:
     values: str = "values"
     split: str = "transpose"
     merge: str = "transpose"
-    masking: str = "right"
+    grouping: str = "interleaved"
+    blocks: str = "right"
     causal: str = "end"
+    masking: str = "right"
     factor: float | None = None  # a scale that was measured, in place of one that has a name
     penalty: float = 0.0
+    block: int = 0  # keys in a block, where blocks are wrong
+    embed: int = 0  # the features of all heads before they are projected, where they are not heads × features
+    empty: str = "zero"  # what a query gets that may attend to nothing: no mistake of its own, but it shows
 
     @property
     def mistakes(self) -> tuple[Mistake, ...]:
         """The named mistakes that this variant makes."""
-        settings = ((field.name, getattr(self, field.name)) for field in fields(self))
+        settings = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        if self.split == "unmoved":  # heads that were never moved have nowhere to be moved back from
+            settings.remove(("merge", self.merge))
         return tuple(BY_SETTING[pair] for pair in settings if pair in BY_SETTING)
 
 
@@ -53,21 +61,87 @@ SETTINGS = {
         "inverse",
         "late",
     ),
-    "axis": ("queries", "heads", "batch", "all", "twice", "none"),
-    "values": ("keys", "queries", "compared", "swapped"),
-    "split": ("reshape",),
-    "merge": ("reshape",),
+    "axis": (
+        "queries",
+        "heads",
+        "batch",
+        "all",
+        "twice",
+        "none",
+        "exponentials",
+        "shifted exponentials",
+        "sum",
+        "absolute sum",
+        "sum of absolutes",
+        "positive sum",
+        "maximum",
+        "absolute maximum",
+    ),
+    "values": ("keys", "queries", "compared", "swapped", "exchanged", "untransposed", "reshaped", "turned weights"),
+    "split": ("reshape", "unmoved", "features first"),
+    "merge": ("reshape", "features first"),
 }
-MASKINGS = ("inverted", "ignored", "after", "penalty after", "zero", "transposed")
-CAUSALS = ("strict", "ahead", "future", "ignored")
+# Mistakes that hardly come in pairs, and are tried alone
+RARE = {
+    "axis": (
+        "shifted over queries",
+        "maximum over queries",
+        "keepdims",
+        "keepdims shifted",
+        "norm",
+        "logarithm",
+        "one more",
+        "one more shifted",
+        "largest",
+    ),
+    "values": ("itself", "cosine", "negated"),
+    "grouping": ("tiled",),
+}
+# What only a module can do, whose projections have names: take them in another order, or reshape all three at once
+OWN = {
+    "values": ("order kvq", "order vqk", "order vkq"),
+    "split": ("fused 3BHTD", "fused B3HTD", "fused BHT3D", "fused BH3TD"),
+}
+MASKINGS = (
+    "inverted",
+    "ignored",
+    "after",
+    "penalty after",
+    "inf after",
+    "zero",
+    "transposed",
+    "added",
+    "raised",
+    "first row",
+)
+CAUSALS = ("strict", "ahead", "future", "later", "ignored")
+EMPTY = ("zero", "nan", "uniform")
+BLOCKS = (2, 3, 4, 5, 8, 16, 32, 64, 128, 256, 512)
+BLOCK_SETTINGS = (
+    "tail lost",
+    "cut",
+    "queries lost",
+    "not rescaled",
+    "sum not rescaled",
+    "output not rescaled",
+    "inverse",
+    "apart",
+    "averaged",
+    "padded",
+    "overlap",
+)
+LOST = ("last lost", "first lost")
+# Knobs of those who split heads themselves
+HEADED = ("split", "merge")
 
 
-def broken(base: Variant, packed: bool) -> Iterator[Variant]:
+def broken(base: Variant, packed: bool, own: bool = False) -> Iterator[Variant]:
     """Every formula with one mistake, then every one with two in different places."""
-    knobs = {name: settings for name, settings in SETTINGS.items() if packed or name not in ("split", "merge")}
-    for name, settings in knobs.items():
-        for setting in settings:
-            yield _turned(base, name, setting)
+    knobs = {name: settings for name, settings in SETTINGS.items() if packed or name not in HEADED}
+    for choices in (knobs, RARE, OWN if own else {}):
+        for name, settings in choices.items():
+            for setting in settings:
+                yield _turned(base, name, setting)
     for (one, some), (two, others) in itertools.combinations(knobs.items(), 2):
         for first, second in itertools.product(some, others):
             yield _turned(_turned(base, one, first), two, second)
@@ -82,8 +156,26 @@ def broken_masks(base: Variant) -> Iterator[Variant]:
     """Every way of applying a mask wrongly."""
     for masking in MASKINGS:
         yield replace(base, masking=masking)
-    for penalty in WEAK:
-        yield replace(base, masking="weak", penalty=penalty)
+    for masking, penalty in itertools.product(("weak", "filled"), WEAK):
+        yield replace(base, masking=masking, penalty=penalty)
+
+
+def broken_causals(base: Variant) -> Iterator[Variant]:
+    """Every way of being causal wrongly: another mask, or the right one applied in a wrong way."""
+    for setting in CAUSALS[:-1]:
+        yield replace(base, causal=setting)
+    wrong = [one for one in broken_masks(base) if one.masking not in ("inverted", "ignored", "transposed")]
+    yield from wrong
+    for one, setting in itertools.product(wrong, CAUSALS[:-1]):
+        yield replace(one, causal=setting)
+
+
+def broken_blocks(base: Variant) -> Iterator[Variant]:
+    """Every way of taking keys block by block wrongly."""
+    for setting in LOST:
+        yield replace(base, blocks=setting, block=1)
+    for setting, block in itertools.product(BLOCK_SETTINGS, BLOCKS):
+        yield replace(base, blocks=setting, block=block)
 
 
 def scale_of(variant: Variant, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> float:
@@ -91,11 +183,12 @@ def scale_of(variant: Variant, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> f
     if variant.factor is not None:
         return variant.factor
     heads, queries, features = q.shape[-3:]
+    model = variant.embed or heads * features
     divisor = {
         "right": math.sqrt(features),
         "none": 1.0,
-        "model": math.sqrt(heads * features),
-        "model whole": heads * features,
+        "model": math.sqrt(model),
+        "model whole": model,
         "features": features,
         "keys": math.sqrt(k.shape[-2]),
         "queries": math.sqrt(queries),
@@ -117,8 +210,35 @@ def causal_allowed(setting: str, queries: int, keys: int, align: str) -> np.ndar
         "strict": distance < 0,
         "ahead": distance <= 1,
         "future": distance >= 0,
+        "later": distance > 0,
         "ignored": np.ones_like(distance, bool),
     }.get(setting, distance <= 0)
+
+
+def spread(variant: Variant, q: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """Key heads, each for as many query heads as share it: (B, H/G, S, D) → (B, H, S, D)."""
+    groups, rest = divmod(q.shape[-3], array.shape[-3])
+    if groups == 1 or rest:
+        return array
+    if variant.grouping == "tiled":
+        return np.concatenate([array] * groups, axis=-3)
+    return np.repeat(array, groups, axis=-3)
+
+
+def taken(variant: Variant, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What a variant takes for queries, for keys and for values."""
+    orders = {
+        "keys": (q, k, k),
+        "queries": (q, k, q),
+        "compared": (q, v, v),
+        "swapped": (k, q, v),
+        "exchanged": (q, v, k),
+        "order kvq": (k, v, q),
+        "order vqk": (v, q, k),
+        "order vkq": (v, k, q),
+        "itself": (q, q, v),
+    }
+    return orders.get(variant.values, (q, k, v))
 
 
 def compute(
@@ -129,14 +249,21 @@ def compute(
     allowed: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """(output, weights) of one variant in float64; None where its sizes do not fit together."""
-    if variant.values == "swapped":
-        q, k = k, q
-    compared = v if variant.values == "compared" else k
-    averaged = {"keys": k, "queries": q}.get(variant.values, v)
-    if compared.shape[-1] != q.shape[-1] or averaged.shape[-2] != compared.shape[-2]:
+    scale = scale_of(variant, *((k, q, v) if variant.values == "swapped" else (q, k, v)))
+    k, v = spread(variant, q, k), spread(variant, q, v)
+    q, k, v = taken(variant, q, k, v)
+    if variant.values == "cosine":
+        q, k = (a / np.linalg.norm(a, axis=-1, keepdims=True) for a in (q, k))
+    turned = _turned_keys(variant, k)
+    alike = q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
+    if not alike or turned.shape[-2] != q.shape[-1] or v.shape[-2] != turned.shape[-1]:
         return None
     with np.errstate(all="ignore"):
-        scores = scale_of(variant, q, k, v) * (q @ compared.swapaxes(-1, -2))
+        scores = scale * (q @ turned)
+        if allowed is not None and allowed.shape[-2:] != scores.shape[-2:]:
+            return None
+        if variant.blocks != "right":
+            return in_blocks(variant.blocks, variant.block, scores, v, allowed)
         if allowed is None:
             weights = _softmax(variant.axis, scores)
         else:
@@ -145,7 +272,21 @@ def compute(
             weights = _masked(variant, scores, allowed)
         if variant.scale == "late":
             weights = weights / math.sqrt(q.shape[-1])
-        return weights @ averaged, weights
+        if variant.values == "turned weights":
+            if weights.shape[-1] != weights.shape[-2]:
+                return None
+            weights = weights.swapaxes(-1, -2)
+        return weights @ v, weights
+
+
+def _turned_keys(variant: Variant, k: np.ndarray) -> np.ndarray:
+    if variant.values == "untransposed":
+        return k
+    if variant.values == "negated":
+        return -k.swapaxes(-1, -2)
+    if variant.values == "reshaped":
+        return k.reshape(*k.shape[:-2], k.shape[-1], k.shape[-2])
+    return k.swapaxes(-1, -2)
 
 
 def _masked(variant: Variant, scores: np.ndarray, allowed: np.ndarray) -> np.ndarray:
@@ -154,27 +295,69 @@ def _masked(variant: Variant, scores: np.ndarray, allowed: np.ndarray) -> np.nda
         allowed = ~allowed
     if masking == "transposed":
         allowed = allowed.swapaxes(-1, -2)
-    if masking == "ignored":
-        return _softmax(axis, scores)
-    if masking == "after":
-        return np.where(allowed, _softmax(axis, scores), 0.0)
-    if masking == "penalty after":
-        return np.where(allowed, _softmax(axis, scores), -1e9)
-    if masking == "zero":
-        return _softmax(axis, np.where(allowed, scores, 0.0))
+    if masking == "first row":
+        allowed = allowed[:1]
+    after = {"after": 0.0, "penalty after": -1e9, "inf after": -np.inf}
+    if masking in after:
+        return np.where(allowed, _softmax(axis, scores), after[masking])
+    before = {"zero": scores * allowed, "added": scores + allowed, "raised": scores + ~allowed, "ignored": scores}
+    if masking in before:
+        return _softmax(axis, before[masking])
     if masking == "weak":
         return _softmax(axis, scores - np.where(allowed, 0.0, variant.penalty))
-    return _softmax(axis, np.where(allowed, scores, -np.inf))
+    if masking == "filled":
+        return _softmax(axis, np.where(allowed, scores, -variant.penalty))
+    weights = _softmax(axis, np.where(allowed, scores, -np.inf))
+    if variant.empty != "zero" and axis == "keys":
+        nothing = 1.0 / scores.shape[-1] if variant.empty == "uniform" else np.nan
+        weights = np.where(allowed.any(-1, keepdims=True), weights, nothing)
+    return weights
 
 
 def _softmax(axis: str, scores: np.ndarray) -> np.ndarray:
     if axis == "keys":
         return softmax(scores)[0]
-    if axis == "none":
-        return np.where(np.isfinite(scores), scores, 0.0)
     if axis == "twice":
         return softmax(softmax(scores)[0])[0]
     if axis == "all":
         return softmax(scores.reshape(1, -1))[0].reshape(scores.shape)
-    place = {"queries": -2, "heads": -3, "batch": 0}[axis]
-    return np.moveaxis(softmax(np.moveaxis(scores, place, -1))[0], -1, place)
+    if axis in ("queries", "heads", "batch"):
+        place = {"queries": -2, "heads": -3, "batch": 0}[axis]
+        return np.moveaxis(softmax(np.moveaxis(scores, place, -1))[0], -1, place)
+    if axis == "exponentials":
+        return np.exp(scores)
+    if axis == "shifted exponentials":
+        return np.exp(scores - scores.max(-1, keepdims=True))
+    if axis in RARE["axis"] and axis != "norm":
+        return _rare(axis, scores)
+    scores = np.where(np.isfinite(scores), scores, 0.0)
+    size = np.abs(scores)
+    divided = {
+        "norm": (scores, np.sqrt((scores**2).sum(-1, keepdims=True))),
+        "sum": (scores, scores.sum(-1, keepdims=True)),
+        "absolute sum": (scores, size.sum(-1, keepdims=True)),
+        "sum of absolutes": (size, size.sum(-1, keepdims=True)),
+        "positive sum": (np.maximum(scores, 0), np.maximum(scores, 0).sum(-1, keepdims=True)),
+        "maximum": (scores, scores.max(-1, keepdims=True)),
+        "absolute maximum": (scores, size.max(-1, keepdims=True)),
+    }.get(axis)
+    return scores if divided is None else divided[0] / divided[1]
+
+
+def _rare(axis: str, scores: np.ndarray) -> np.ndarray:
+    fresh = np.exp(scores - scores.max(-1, keepdims=True))
+    if axis == "shifted over queries":
+        return fresh / fresh.sum(-2, keepdims=True)
+    if axis == "maximum over queries":
+        return softmax(scores - scores.max(-2, keepdims=True))[0]
+    if axis.startswith("keepdims"):  # a row of sums, laid over the columns
+        if scores.shape[-1] != scores.shape[-2]:
+            return np.full_like(scores, np.nan)
+        fresh = fresh if axis.endswith("shifted") else np.exp(scores)
+        return fresh / fresh.sum(-1)[..., None, :]
+    if axis == "logarithm":
+        return np.log(softmax(scores)[0])
+    if axis.startswith("one more"):
+        fresh = fresh if axis.endswith("shifted") else np.exp(scores)
+        return fresh / (1.0 + fresh.sum(-1, keepdims=True))
+    return (scores == scores.max(-1, keepdims=True)).astype(float)
