@@ -70,7 +70,7 @@ def check_causal(exam: Exam, stated: str | None) -> None:
         if why is None:
             exam.skipped("causal", "it has no causal flag")
         else:
-            exam.failed("causal", "causal-ignored", f"{why}, and every query sees every key")
+            exam.failed("causal", "causal-ignored", f"{why}, and every query sees every key", _flagged)
         return
     if exam.found.always_causal:
         _check_always(exam, stated)

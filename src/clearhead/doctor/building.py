@@ -42,13 +42,18 @@ def build(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) ->
     try:
         bound = dict(signature.bind(*arguments, **options).arguments)
     except TypeError as error:
-        raise ArgumentError("arguments", f"do not build {function.__qualname__}{signature}: {error}") from None
+        raise ArgumentError("arguments", f"do not build {_spelled(function, signature)}: {error}") from None
     made = _made(function, arguments, options)
     if not callable(made) and not callable(getattr(made, "forward", None)):
         raise ArgumentError(
             "function", f"is a class whose objects have neither __call__ nor forward: {function.__name__}"
         )
     return made, {name: value for name, value in bound.items() if isinstance(value, int | float | str | bool)}
+
+
+def _spelled(function: Any, signature: inspect.Signature) -> str:
+    """A class with what builds it, as one would write it: no quotes, nothing that comes back."""
+    return f"{function.__qualname__}{signature.replace(return_annotation=signature.empty)}".replace("'", "")
 
 
 def _made(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -70,7 +75,7 @@ def _guessed(function: Any, signature: inspect.Signature) -> dict[str, Any]:
             continue
         value = next((size for names, size in SIZES if name.lower() in names), None)
         if value is None:
-            words = f"is the class {function.__qualname__}{signature}: give what builds it, check(Class, …)"
+            words = f"is the class {_spelled(function, signature)}: give what builds it, check(Class, …)"
             raise ArgumentError("function", f"{words}; {name} has no default")
         found[name] = value
     return found

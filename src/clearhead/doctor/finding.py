@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clearhead.doctor import speech
-from clearhead.doctor.answers import Failed, Got
+from clearhead.doctor.answers import Failed, Got, Hung
 from clearhead.doctor.declared import USUAL, declared, refused
 from clearhead.doctor.forms import LAYOUTS, PACKED, RETURNED, TURNED, Form, Module
 from clearhead.doctor.masks import MaskWay
@@ -221,6 +221,8 @@ class Search:
                 given = probe(sizes, shared=way.form.shared)
                 try:
                     return self.subject.call(one, given), given
+                except Hung:
+                    raise
                 except Failed as failed:
                     self.said.append(f"{way.library} {way.form.name}: {failed}")
         return None, None
