@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Any
@@ -20,9 +21,22 @@ from clearhead.doctor.sizes import Sizes
 from clearhead.doctor.variants import RIGHT, Variant, compute
 
 
+@functools.cache
+def passed(name: str) -> ch.Report:
+    """The report of a right one, made once for all tests."""
+    return ch.check(right_ones.RIGHT[name])
+
+
+@functools.cache
+def failed(name: str) -> ch.Report:
+    """The report of a wrong one, made once for all tests."""
+    function, _, told = planted.WRONG[name]
+    return ch.check(function, **told)
+
+
 @pytest.mark.parametrize("name", right_ones.RIGHT)
 def test_right_ones_pass(name: str) -> None:
-    report = ch.check(right_ones.RIGHT[name])
+    report = passed(name)
     assert report.names == right_ones.HAZARDS.get(name, ()), str(report)
     assert report.right
     assert sum(check.outcome == "passed" for check in report.checks) >= 6
@@ -30,8 +44,7 @@ def test_right_ones_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", planted.WRONG)
 def test_planted_mistakes_are_named(name: str) -> None:
-    function, names, told = planted.WRONG[name]
-    report = ch.check(function, **told)
+    names, report = planted.WRONG[name][1], failed(name)
     assert report.names == names, str(report)
     assert report.right == (name in HAZARDS)
 
@@ -75,7 +88,7 @@ CONVENTIONS = {
 
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_conventions_are_found_and_said(name: str) -> None:
-    found = ch.check(right_ones.RIGHT[name]).conventions
+    found = passed(name).conventions
     for convention, pattern in CONVENTIONS[name].items():
         assert re.search(pattern, found[convention]), found
 
@@ -104,8 +117,7 @@ def test_smallest_example_shows_expected_beside_got() -> None:
     "name", [name for name, (_, names, _) in planted.WRONG.items() if names[0].startswith(("mask", "causal", "scale"))]
 )
 def test_examples_are_small_and_really_wrong(name: str) -> None:
-    function, _, told = planted.WRONG[name]
-    example = ch.check(function, **told).findings[0].example
+    example = failed(name).findings[0].example
     assert example is not None
     assert isinstance(example.got, np.ndarray)
     with np.errstate(invalid="ignore"):
