@@ -116,7 +116,7 @@ MASKINGS = (
 )
 CAUSALS = ("strict", "ahead", "future", "later", "ignored")
 EMPTY = ("zero", "nan", "uniform")
-BLOCKS = (2, 3, 4, 5, 8, 16, 32, 64, 128, 256, 512)
+BLOCKS = (2, 3, 4, 5, 8, 10, 16, 20, 24, 32, 48, 50, 64, 96, 100, 128, 200, 256, 500, 512)
 BLOCK_SETTINGS = (
     "tail lost",
     "cut",
