@@ -282,6 +282,66 @@ class TorchLlama(nn.Module):
         return self.o_proj((weights @ v).transpose(1, 2).reshape(B, T, -1)), weights
 
 
+def torch_required_dropout(query, key, value, mask, dropout):
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(dim=-1)
+    if dropout is not None:
+        weights = dropout(weights)
+    return weights @ value, weights
+
+
+def torch_required_probability(q, k, v, dropout):
+    return F.dropout((q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1), dropout) @ v
+
+
+def numpy_three_results(Q, K, V):
+    scores = Q @ K.T / root(Q)
+    weights = softmax(scores)
+    return scores, weights, weights @ V
+
+
+class TorchHolder(nn.Module):
+    """PyTorch's own module, one level down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attn(x, x, x)[0]
+
+
+class TorchRotary(nn.Module):
+    """Rotary positions inside, of neighbours or of halves, causal or not."""
+
+    def __init__(self, neighbours: bool = False, causal: bool = True) -> None:
+        super().__init__()
+        self.num_heads, self.neighbours, self.causal = 4, neighbours, causal
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(32, 32, bias=False) for _ in range(4))
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        T, D = x.shape[-2:]
+        angles = torch.arange(T)[:, None] * 10000.0 ** (-torch.arange(0, D, 2) / D)
+        if self.neighbours:
+            return torch.view_as_real(
+                torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * torch.polar(torch.ones_like(angles), angles)
+            ).flatten(-2)
+        one, other = x.chunk(2, -1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        B, T, C = x.shape
+        q, k, v = (p(x).view(B, T, 4, -1).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = self.turned(q), self.turned(k)
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if self.causal:
+            scores = scores.masked_fill(torch.ones(T, T).triu(1) == 1, -math.inf)
+        return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
+
+
 RIGHT = {
     "numpy (B, H, T, D), True attends": numpy_bhtd,
     "numpy, (weights, output), True hides": numpy_returns_weights_first,
@@ -315,6 +375,12 @@ RIGHT = {
     "torch, always causal, to the first key": torch_always_causal,
     "torch, grouped heads": torch_grouped,
     "torch, Llama's names": TorchLlama(),
+    "torch, a dropout layer has to be given": torch_required_dropout,
+    "torch, a probability of dropout has to be given": torch_required_probability,
+    "torch, a module that holds PyTorch's own": TorchHolder(),
+    "torch, rotary positions of halves": TorchRotary(),
+    "torch, rotary positions of neighbours": TorchRotary(neighbours=True, causal=False),
+    "numpy, (scores, weights, output)": numpy_three_results,
     "clearhead's attention": ch.attention,
     "clearhead's textbook class": ch.textbook.ScaledDotProductAttention(4),
     "clearhead's textbook heads": ch.textbook.MultiHeadAttention(12, 3),

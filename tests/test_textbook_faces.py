@@ -345,14 +345,22 @@ def test_the_courses_heads_attend_from_one_row_to_a_batch() -> None:
         course.scaled_dot_product_attention,
         course.scaled_dot_product_attention_loops,
         algebra.attend,
+        chapter.ScaledDotProductAttention(4),
+        chapter_torch.ScaledDotProductAttention(4),
+        lesson.ScaledDotProductAttention(4),
+        tutorial.ScaledDotProductAttention(4),
+        course.MultiHeadAttention(12, 3),
         course_torch.MultiHeadAttention(12, 3),
     ],
-    ids=["course", "course in loops", "algebra", "course's heads"],
+    ids=lambda face: getattr(face, "__name__", type(face).__module__.rpartition(".")[2]),
 )
 def test_the_doctor_finds_the_faces_right(face: Any) -> None:
     report = clearhead.check(face)
     assert report.right, str(report)
-    assert report.conventions["returns"] == ("(weights, output)" if face is algebra.attend else "(output, weights)")
+    first = face is algebra.attend or isinstance(
+        face, chapter.ScaledDotProductAttention | chapter_torch.ScaledDotProductAttention
+    )
+    assert report.conventions["returns"] == ("(weights, output)" if first else "(output, weights)")
 
 
 def test_watch_sees_the_faces() -> None:

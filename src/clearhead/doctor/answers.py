@@ -53,7 +53,10 @@ def read(result: Any, way: Way, probe: Probe, written: tuple[str, ...]) -> Got:
     if index is None:
         shapes = ", ".join(str(tuple(array.shape)) for array in arrays.values()) or type(result).__name__
         raise Failed(f"it gave {shapes}, which is not the shape of an output")
-    other = way.weights if way.output is not None else next((i for i in rows if i != index), None)
+    beside = [i for i in rows if i != index]
+    # scores may be returned as well: of several, those whose rows sum to one are the weights
+    likely = next((i for i in beside if _sums_to_one(rows[i])), beside[0] if beside else None)
+    other = way.weights if way.output is not None else likely
     found = replace(way, output=index, weights=other)
     weights = None if other is None else rows.get(other)
     owner = Library.of(arrays[index]).name
@@ -65,10 +68,14 @@ def read(result: Any, way: Way, probe: Probe, written: tuple[str, ...]) -> Got:
 def _likeliest(outputs: dict[int, np.ndarray], rows: dict[int, np.ndarray]) -> int | None:
     """The first that cannot be weights: rows that are positive and sum to one, in a pair that has another."""
     for i, output in outputs.items():
-        alike = i in rows and (output >= 0).all() and np.allclose(output.sum(-1), 1.0, atol=1e-3)
+        alike = i in rows and _sums_to_one(output)
         if not (alike and len(outputs) > 1):
             return i
     return next(iter(outputs), None)
+
+
+def _sums_to_one(rows: np.ndarray) -> bool:
+    return bool((rows >= 0).all() and np.allclose(rows.sum(-1), 1.0, atol=1e-3))
 
 
 def _parts(result: Any) -> Iterator[Any]:

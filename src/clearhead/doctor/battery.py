@@ -22,6 +22,9 @@ from clearhead.doctor.ways import Way
 # Words that speak of a batch axis: the word itself, or a shape of three axes that begins with one
 BATCHES = re.compile(r"(?<!no )(?<!without )(?<!without a )batch|\(\s*(?:b|bs|bsz)\s*,\s*\w+\s*,\s*\w+", re.IGNORECASE)
 
+# Words that speak of positions that are part of the scores
+POSITIONS = re.compile(r"\w*(?:rotary|rope|rotate_half|freqs_cis|alibi|rel_pos|relative_position)\w*", re.IGNORECASE)
+
 
 def same(given: Probe) -> Probe:
     """A problem as it is."""
@@ -55,7 +58,8 @@ def check_formula(exam: Exam) -> None:
             else:
                 exam.failed("formula", mistake.name, seen, same)
     else:
-        exam.passed("formula", f"softmax(q kᵀ / √D) v{', causal' if found.always_causal else ''}: {words}")
+        more = (", causal" if found.always_causal else "") + (", rotary positions" if variant.rotary else "")
+        exam.passed("formula", f"softmax(q kᵀ / √D) v{more}: {words}")
 
 
 def _unexplained(exam: Exam, words: str) -> None:
@@ -64,6 +68,11 @@ def _unexplained(exam: Exam, words: str) -> None:
     if isinstance(form, Module) and form.own.others:
         parts = ", ".join(form.own.others)
         exam.noted("formula", f"cannot be said: it has parts that are no projections of q, k, v or the output: {parts}")
+        return
+    inside = POSITIONS.search(exam.subject.source())
+    if isinstance(form, Module) and inside is not None:
+        words = f"cannot be said: positions are inside ({inside.group()}), and not as rotary ones usually are"
+        exam.noted("formula", f"{words}; none of the checks was made")
         return
     off = "it is not finite or of another shape" if math.isinf(far) else f"it is off by {far:.1%}"
     exam.failed("formula", "unknown", f"{words}: {off}", same)

@@ -202,7 +202,7 @@ def check_padding(exam: Exam) -> None:
     if exam.way.mask is None or exam.variant.masking not in ("right", "inverted"):
         exam.skipped("padding", "it has no mask" if exam.way.mask is None else "its mask is wrong already")
         return
-    if replace(exam.variant, scale="right", factor=None, masking="right", causal="end") != RIGHT:
+    if replace(exam.variant, scale="right", factor=None, masking="right", causal="end", rotary="") != RIGHT:
         exam.skipped("padding", "the formula is wrong already")
         return
     if exam.shared:

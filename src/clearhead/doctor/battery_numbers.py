@@ -97,6 +97,9 @@ def check_precision(exam: Exam) -> None:
         jax = exam.way.library == "jax"
         exam.skipped("float64", "JAX has it only where it is switched on" if jax else "its scale was only measured")
         return
+    if exam.variant.rotary:
+        exam.skipped("float64", "angles of rotary positions are usually kept in float32")
+        return
     if exam.variant.axis != "keys":
         exam.skipped("float64", "the formula is wrong already")
         return

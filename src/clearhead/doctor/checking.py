@@ -153,6 +153,9 @@ def _conventions(exam: Exam, found: Found) -> dict[str, str]:
     words["returns"] = others.get(way.weights, "the output and the weights, among others")
     if way.weights is None and way.output not in (None, 0):
         words["returns"] = f"the output as item {way.output}"
+    if exam.variant.rotary:
+        pairs, base = exam.variant.rotary.split()
+        words["positions"] = f"rotary, pairs of {pairs}, base {float(base):,.0f}"
     if way.mask is not None:
         words["mask"] = way.mask.words
     if found.always_causal:

@@ -46,6 +46,11 @@ class Exam:
         """Which of q, k and v are one and the same input."""
         return self.way.form.shared
 
+    @property
+    def right(self) -> Variant:
+        """The formula as it should be, with the positions that the function rotates in."""
+        return replace(RIGHT, rotary=self.variant.rotary)
+
     def fit(self, sizes: Sizes) -> Sizes:
         """Sizes that the function was found to take; one that is always causal has a key for every query."""
         sizes = self.way.fit(sizes)
@@ -141,13 +146,13 @@ class Exam:
 
     def example(self, given: Probe, dtype: str, *, wrong: bool = True) -> Example | None:
         """The problem as an example; None where the function is right on it and `wrong` was asked for."""
-        expected = self.way.form.reference(RIGHT, given, self.align)
+        expected = self.way.form.reference(self.right, given, self.align)
         if expected is None:
             return None
         got: np.ndarray | str
         try:
             answer = self.subject.call(self.way, given, dtype)
-            if wrong and matching(self.way.form, RIGHT, given, answer, self.align, _eps(dtype)):
+            if wrong and matching(self.way.form, self.right, given, answer, self.align, _eps(dtype)):
                 return None
             got = _squeezed(answer.output)
         except Failed as failed:

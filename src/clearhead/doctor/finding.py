@@ -23,7 +23,7 @@ from clearhead.doctor.probes import Probe, distance, probe
 from clearhead.doctor.projections import given_projections, projections_of
 from clearhead.doctor.sizes import DISTINCT, Bounds, Sizes
 from clearhead.doctor.subject import Subject
-from clearhead.doctor.variants import RIGHT, Variant, broken, broken_blocks, broken_causals
+from clearhead.doctor.variants import RIGHT, Variant, broken, broken_blocks, broken_causals, rotated
 from clearhead.doctor.ways import Way
 
 LOST = 0.03
@@ -152,9 +152,13 @@ class Search:
     def _across(self, wrong: list[Attempt]) -> Found | None:
         """Right with positions before the batch: its layout, where its own words say so; else it attends across it."""
         for way, _, _ in wrong:
-            if way.form.name != "BTD":
+            form: Form
+            if isinstance(way.form, Module) and way.form.batch_first and 0 in way.form.axes:
+                form = replace(way.form, batch_first=False)
+            elif way.form.name == "BTD":
+                form = replace(TURNED, shared=way.form.shared)
+            else:
                 continue
-            form = replace(TURNED, shared=way.form.shared)
             got, given = self._first(replace(way, form=form, bounds=replace(way.bounds, square=False, even=False)))
             if got is not None and given is not None and matching(form, RIGHT, given, got):
                 said = POSITIONS_FIRST.search(self.subject.source())
@@ -175,6 +179,10 @@ class Search:
     def _judged(self, found: Found, before: list[Attempt]) -> Found:
         """A right answer, unless more axes or more heads were answered wrongly before."""
         form = found.way.form
+        if isinstance(form, Module) and 0 not in form.axes:
+            across = self._across(before)
+            if across is not None:
+                return across
         # one that runs with more axes and is wrong there, in a way that has a name, is meant to be right there
         wrong = _named_mistake([attempt for attempt in before if len(attempt[0].form.axes) > len(form.axes)])
         if wrong is not None:
@@ -253,7 +261,17 @@ def _explained(attempts: list[Attempt]) -> Found | None:
         for way, given, got in _causal(attempts, align):
             if matching(way.form, RIGHT, given, got, align):
                 return Found(way, given.sizes, RIGHT, always_causal=True, align=align)
-    return _broken_causal(attempts) or _broken(attempts) or _scaled(attempts) or _unknown(attempts)
+    return _rotary(attempts) or _broken_causal(attempts) or _broken(attempts) or _scaled(attempts) or _unknown(attempts)
+
+
+def _rotary(attempts: list[Attempt]) -> Found | None:
+    """A module that is right with its queries and keys rotated by their positions."""
+    for way, given, got in attempts:
+        for variant in rotated(RIGHT) if isinstance(way.form, Module) else ():
+            for causal in (False, True):
+                if matching(way.form, variant, replace(given, causal=causal), got):
+                    return Found(way, given.sizes, variant, always_causal=causal)
+    return None
 
 
 def _causal(attempts: list[Attempt], align: str) -> Iterator[Attempt]:

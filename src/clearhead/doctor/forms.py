@@ -9,6 +9,7 @@ import numpy as np
 
 from clearhead.doctor.probes import Probe, tolerance
 from clearhead.doctor.projections import Projections
+from clearhead.doctor.turning import rotate, rotated_errors
 from clearhead.doctor.sizes import Sizes
 from clearhead.doctor.variants import RIGHT, Variant, causal_allowed, compute, scale_of, spread, taken
 
@@ -92,6 +93,10 @@ def _allowance(
     q, k, v = taken(variant, arrays[0], *(spread(variant, arrays[0], a) for a in arrays[1:]))
     if errors is not None:
         errors = taken(variant, errors[0], *(spread(variant, errors[0], a) for a in errors[1:]))
+    if variant.rotary:
+        dq, dk, dv = (np.zeros_like(a) for a in (q, k, v)) if errors is None else errors
+        dq, dk = (eps * rotated_errors(variant.rotary, a, e / eps) for a, e in ((q, dq), (k, dk)))
+        q, k, errors = rotate(variant.rotary, q), rotate(variant.rotary, k), (dq, dk, dv)
     found = tolerance(q, k, v, weights, scale, eps, errors)
     if variant.axis in DIVIDED:
         magnified = 1.0 + np.abs(weights).sum(-1).max(initial=0.0)

@@ -6,7 +6,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,8 +76,10 @@ def projections_of(subject: Any) -> list[Projections]:
     and a plain matrix may be (in, out) or (out, in): all are given, the usual one first.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(subject, torch.nn.MultiheadAttention):
-        return _of_torch(subject)
+    if torch is not None and isinstance(subject, torch.nn.Module):
+        held = {n: m for n, m in subject.named_modules() if isinstance(m, torch.nn.MultiheadAttention)}
+        if len(held) == 1:
+            return [replace(one, others=_beside(subject, *held)) for one in _of_torch(*held.values())]
     heads_apart = _one_by_one(subject)
     if heads_apart:
         return heads_apart
@@ -245,6 +247,12 @@ def _of_torch(module: Any) -> list[Projections]:
     found = dict(zip("qkv", zip(parts, biases, strict=True), strict=True))
     found["o"] = (_numbers(out.weight).T, None if out.bias is None else _numbers(out.bias))
     return [Projections(found, module.num_heads, module.embed_dim, module.num_heads)]
+
+
+def _beside(subject: Any, held: str) -> tuple[str, ...]:
+    """The parts of a module that have numbers and do not belong to the one it holds."""
+    names = (name for name, _ in subject.named_parameters() if held and not name.startswith(f"{held}."))
+    return tuple(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
 
 
 def _layers(subject: Any) -> Iterator[tuple[str, np.ndarray, np.ndarray | None, bool]]:

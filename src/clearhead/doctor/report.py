@@ -90,6 +90,8 @@ class Report:
     def verdict(self) -> str:
         """The outcome in one line."""
         passed = sum(check.outcome == "passed" for check in self.checks)
+        if self.right and not passed:
+            return f"{self.function} was not judged: none of the checks could be made"
         if self.right:
             noted = sum(check.outcome == "noted" for check in self.checks)
             more = f", {noted} to know of" if noted else ""

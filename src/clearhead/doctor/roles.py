@@ -123,6 +123,14 @@ def heads_of(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     return next((name for name in parameters if name in HEADS and name != "h"), None)
 
 
+class Off(float):
+    """Dropout that drops nothing, whatever is expected: the probability 0, or a layer that is called."""
+
+    def __call__(self, x: Any) -> Any:
+        """The same."""
+        return x
+
+
 def filled(name: str, sizes: Sizes) -> Any:
     """What to give for a parameter that has no default, by its name; arrays are NumPy's."""
     plain = name.lower()
@@ -149,6 +157,8 @@ def filled(name: str, sizes: Sizes) -> Any:
         return sizes.features**-0.5
     if plain == "module":  # Transformers' functions read these off the layer that calls them
         return types.SimpleNamespace(training=False, num_key_value_groups=sizes.groups, is_causal=False, config=None)
+    if "dropout" in plain:
+        return Off(0.0)
     return False if FLAGS.search(plain) else _unturned(plain, sizes)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from clearhead.core.formula import softmax
 from clearhead.doctor.blocks import in_blocks
 from clearhead.doctor.mistakes import BY_SETTING, Mistake
+from clearhead.doctor.turning import BASES, ROTARY, rotate
 
 # A penalty that somebody took for −∞, from hardly any to nearly enough
 WEAK = (2.0, 5.0, 10.0, 20.0)
@@ -35,6 +36,7 @@ class Variant:
     penalty: float = 0.0
     block: int = 0  # keys in a block, where blocks are wrong
     embed: int = 0  # the features of all heads before they are projected, where they are not heads × features
+    rotary: str = ""  # positions that are rotated into queries and keys: no mistake, but the scores are others
     empty: str = "zero"  # what a query gets that may attend to nothing: no mistake of its own, but it shows
 
     @property
@@ -147,6 +149,12 @@ def broken(base: Variant, packed: bool, own: bool = False) -> Iterator[Variant]:
             yield _turned(_turned(base, one, first), two, second)
 
 
+def rotated(base: Variant) -> Iterator[Variant]:
+    """The formula with rotary positions, in each of the ways that models have them."""
+    for pairs, base_of_angles in itertools.product(ROTARY, BASES):
+        yield replace(base, rotary=f"{pairs} {base_of_angles:g}")
+
+
 def _turned(base: Variant, knob: str, setting: str) -> Variant:
     settings: dict[str, Any] = {knob: setting}
     return replace(base, **settings)
@@ -252,6 +260,10 @@ def compute(
     scale = scale_of(variant, *((k, q, v) if variant.values == "swapped" else (q, k, v)))
     k, v = spread(variant, q, k), spread(variant, q, v)
     q, k, v = taken(variant, q, k, v)
+    if variant.rotary:
+        if q.shape[-1] % 2:
+            return None
+        q, k = rotate(variant.rotary, q), rotate(variant.rotary, k)
     if variant.values == "cosine":
         q, k = (a / np.linalg.norm(a, axis=-1, keepdims=True) for a in (q, k))
     turned = _turned_keys(variant, k)
