@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import torch
 import torch.nn.functional as F
+from planted_beside import BESIDE
 from planted_more import MORE
 from right_ones import (
     TorchMultiHead,
@@ -254,4 +255,5 @@ WRONG: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "other weights shown": (shows_other_weights, ("weights-not-those-used",), {}),
     "no mistake that has a name": (off_by_something, ("unknown",), {}),
     **MORE,
+    **BESIDE,
 }

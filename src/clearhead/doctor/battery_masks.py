@@ -12,6 +12,7 @@ from clearhead.core.arrays import is_array, to_numpy
 from clearhead.doctor.answers import Failed
 from clearhead.doctor.battery import check_weights_of
 from clearhead.doctor.exam import Exam
+from clearhead.doctor.forms import LAYOUTS
 from clearhead.doctor.masking import find_mask
 from clearhead.doctor.masks import stated_polarity
 from clearhead.doctor.matching import EPS, explains
@@ -30,9 +31,19 @@ def check_mask(exam: Exam, stated: str | None) -> None:
         exam.skipped("mask", "it has no mask")
         return
     found = find_mask(exam.subject, exam.found, exam.variant, stated)
+    if found is None and exam.found.way.form.name == "BHTD":
+        # without a mask it takes heads too, and with one it may not
+        plain = replace(exam.found.way, form=replace(LAYOUTS[2], shared=exam.shared))
+        found = find_mask(exam.subject, replace(exam.found, way=plain), exam.variant, stated)
     if found is None:
         exam.skipped("mask", f"no way of handing over {names[0]!r} worked")
         return
+    way = found[0].mask
+    said = None if stated or way is None else stated_polarity(exam.subject.documentation(), way.parameter)
+    if said is not None and way is not None and way.polarity == "additive":
+        # numbers are added, and 1 and 0 were spoken of: are they added too?
+        as_said = find_mask(exam.subject, exam.found, exam.variant, said, only=True)
+        found = as_said if as_said is not None and as_said[1].masking in ("added", "raised") else found
     exam.way, variant, given, _ = found
     mask = exam.way.mask
     assert mask is not None
@@ -204,6 +215,9 @@ def check_padding(exam: Exam) -> None:
         return
     if replace(exam.variant, scale="right", factor=None, masking="right", causal="end", rotary="") != RIGHT:
         exam.skipped("padding", "the formula is wrong already")
+        return
+    if any(finding.name == "mask-inverted" for finding in exam.findings):
+        exam.skipped("padding", "its mask is wrong already")
         return
     if exam.shared:
         exam.skipped("padding", "keys are also queries or values, so padding cannot be changed alone")

@@ -8,9 +8,11 @@ import numpy as np
 
 from clearhead.doctor.answers import Failed
 from clearhead.doctor.battery import same
+from clearhead.doctor.battery_both import lowered
 from clearhead.doctor.exam import Exam
 from clearhead.doctor.forms import Module
 from clearhead.doctor.probes import Probe, distance, padded, with_mask
+from clearhead.doctor.variants import RIGHT
 
 HALF = float(np.finfo(np.float16).eps)
 DOUBLE = float(np.finfo(np.float64).eps)
@@ -37,9 +39,12 @@ def check_large(exam: Exam) -> None:
         q[:, :, 0] *= 64.0 * strength
         return shared(replace(small, q=q))
 
+    apart = not (exam.shared or isinstance(exam.way.form, Module))  # else no score is surely below 0
+    far_below = (lowered, "maximum-starts-at-zero", "scores of about −1,000, each of them, give NaN or infinity")
     for prepare, mistake, words in (
         (all_large, "no-maximum-subtracted", "scores of about ±1,000 give NaN or infinity"),
         (one_large, "maximum-of-the-whole-matrix", "one query with large scores makes the others NaN or infinite"),
+        *((far_below,) if apart and exam.variant == RIGHT else ()),
     ):
         # with one query in all, its own largest score is that of the whole matrix
         alone = prepare is all_large
@@ -100,7 +105,7 @@ def check_precision(exam: Exam) -> None:
     if exam.variant.rotary:
         exam.skipped("float64", "angles of rotary positions are usually kept in float32")
         return
-    if exam.variant.axis != "keys":
+    if exam.variant.axis != "keys" or exam.variant.masking != "right":
         exam.skipped("float64", "the formula is wrong already")
         return
     given = exam.problem(exam.found.sizes, 9)

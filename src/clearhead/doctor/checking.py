@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from clearhead.core.errors import ArgumentError
-from clearhead.doctor import battery, battery_masks, battery_numbers, building, speech
+from clearhead.doctor import battery, battery_both, battery_masks, battery_numbers, building, speech
 from clearhead.doctor.answers import Failed, Hung
 from clearhead.doctor.chance import check_chance
 from clearhead.doctor.exam import Exam
@@ -120,6 +120,7 @@ def _examine(exam: Exam, mask: str | None, causal: str | None) -> None:
         ("causal", lambda: battery_masks.check_causal(exam, causal)),
         ("fully masked rows", lambda: battery_masks.check_empty_rows(exam)),
         ("padding", lambda: battery_masks.check_padding(exam)),
+        ("mask", lambda: battery_both.check_beside(exam)),
         ("large scores", lambda: battery_numbers.check_large(exam)),
         ("float16", lambda: battery_numbers.check_half(exam)),
         ("float64", lambda: battery_numbers.check_precision(exam)),

@@ -51,6 +51,11 @@ class Exam:
         """The formula as it should be, with the positions that the function rotates in."""
         return replace(RIGHT, rotary=self.variant.rotary)
 
+    @property
+    def wrong(self) -> bool:
+        """True where a mistake was found already, and not only a hazard."""
+        return any(not finding.hazard for finding in self.findings)
+
     def fit(self, sizes: Sizes) -> Sizes:
         """Sizes that the function was found to take; one that is always causal has a key for every query."""
         sizes = self.way.fit(sizes)
@@ -111,7 +116,7 @@ class Exam:
 
         A hazard is one that nobody meets who does not ask for it: no key left for a query, float16, float64, a corner.
         """
-        if mistake == "unknown" and any(not finding.hazard for finding in self.findings):
+        if mistake == "unknown" and self.wrong:
             # what follows from a mistake that has a name is no second one
             self.checks.append(Checked(check, "skipped", f"{words}: after the mistake above"))
             return

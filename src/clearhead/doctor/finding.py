@@ -17,7 +17,7 @@ from clearhead.doctor import speech
 from clearhead.doctor.answers import Failed, Got, Hung
 from clearhead.doctor.declared import USUAL, declared, refused
 from clearhead.doctor.forms import LAYOUTS, PACKED, RETURNED, TURNED, Form, Module
-from clearhead.doctor.masks import MaskWay
+from clearhead.doctor.masks import LENGTHS, MaskWay
 from clearhead.doctor.matching import differs, explains, matching, measured_scale
 from clearhead.doctor.probes import Probe, distance, probe
 from clearhead.doctor.projections import given_projections, projections_of
@@ -80,7 +80,8 @@ class Search:
             if found is not None:
                 return found
             if self.attempts:
-                return _explained(self.attempts)
+                told = _explained(self.attempts)
+                return None if told is None else self._aligned(told)
         return None
 
     def _libraries(self, tried: list[str]) -> Iterator[str]:
@@ -116,7 +117,9 @@ class Search:
     def _masks(self) -> Iterator[MaskWay | None]:
         yield None
         required = self.subject.required_mask()
-        if required is not None:
+        if required is not None and LENGTHS.match(required):
+            yield MaskWay(required, "lengths", "B")
+        elif required is not None:
             for encoding, shape in OPEN:
                 yield MaskWay(required, encoding, shape)
 
@@ -148,6 +151,20 @@ class Search:
                 wrong.append((got.way, given, got))
         self.attempts += wrong
         return self._across(wrong) if wrong else None
+
+    def _aligned(self, found: Found) -> Found:
+        """With two more keys than queries, off by one and the other corner may be one mask: as many tell them apart."""
+        sizes, variant = found.sizes, found.variant
+        if variant is None or variant.causal != "strict" or found.align != "end" or sizes.keys - sizes.queries != 2:
+            return found
+        other = replace(found, variant=replace(variant, causal="ahead"), align="start")
+        given = replace(probe(replace(sizes, keys=sizes.queries), shared=found.way.form.shared), causal=True)
+        try:
+            got = self.subject.call(found.way, given)
+        except Failed:
+            return found
+        told = explains(found.way.form, replace(variant, causal="ahead"), given, got, "start")
+        return found if told is None else replace(other, variant=told)
 
     def _across(self, wrong: list[Attempt]) -> Found | None:
         """Right with positions before the batch: its layout, where its own words say so; else it attends across it."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from clearhead.doctor.probes import Probe, tolerance
 from clearhead.doctor.projections import Projections
-from clearhead.doctor.turning import rotate, rotated_errors
 from clearhead.doctor.sizes import Sizes
+from clearhead.doctor.turning import rotate, rotated_errors
 from clearhead.doctor.variants import RIGHT, Variant, causal_allowed, compute, scale_of, spread, taken
 
 # Weights that are no exponentials divided by their own row's sum: an error is magnified as the weights are
@@ -121,6 +121,8 @@ def split(array: np.ndarray, heads: int, way: str) -> np.ndarray:
     batch, length, width = array.shape
     if way == "reshape":
         return array.reshape(batch, heads, length, width // heads)
+    if way.startswith("whole"):
+        return array[:, None]
     if way == "unmoved":
         return array.reshape(batch, length, heads, width // heads)
     if way == "features first":
@@ -141,10 +143,15 @@ def _fused(arrays: tuple[np.ndarray, ...], heads: int, way: str) -> tuple[np.nda
     return tuple(np.moveaxis(joined.reshape([sizes[axis] for axis in axes]), axes.index("3"), 0))
 
 
+def _strengthened(way: str, heads: int) -> float:
+    """What makes the scale of the whole width that of one head's."""
+    return float(np.sqrt(heads)) if way == "whole scaled" else 1.0
+
+
 def merge(array: np.ndarray, way: str, length: int | None = None) -> np.ndarray:
     """(B, H, T, D) → (B, T, H·D), and the ways that mix heads or features into positions."""
-    if way == "transpose":
-        array = array.swapaxes(1, 2)
+    if way in ("transpose", "reversed"):
+        array = (array[:, ::-1] if way == "reversed" else array).swapaxes(1, 2)
     elif way == "features first":
         array = array.transpose(0, 2, 3, 1)
     length = array.shape[2 if way == "reshape" else 1] if length is None else length
@@ -178,7 +185,8 @@ class Apart(Form):
         """The arrays in heads, as a variant splits them."""
         if variant.split == "transpose":
             return arrays
-        return tuple(split(merge(a, "transpose"), a.shape[1], variant.split) for a in arrays)
+        q, k, v = (split(merge(a, "transpose"), a.shape[1], variant.split) for a in arrays)
+        return q * _strengthened(variant.split, arrays[0].shape[1]), k, v
 
     def tolerance(self, probe: Probe, weights: np.ndarray, eps: float, variant: Variant = RIGHT) -> np.ndarray:
         q, k, v = self.heads_of(variant, (probe.q, probe.k, probe.v))
@@ -264,21 +272,29 @@ class Module(Form):
         found, errors = zip(*projected, strict=True)
         if way.startswith("fused"):
             return tuple(_fused(found, self.own.heads, way)), tuple(_fused(errors, self.own.heads, way))
-        return (
-            tuple(split(a, heads, way) for a, heads in zip(found, counts, strict=True)),
-            tuple(split(a, heads, way) for a, heads in zip(errors, counts, strict=True)),
+        (q, k, v), (dq, dk, dv) = (
+            (split(a, heads, way) for a, heads in zip(arrays, counts, strict=True)) for arrays in (found, errors)
         )
+        stronger = _strengthened(way, self.own.heads)
+        return (stronger * q, k, v), (stronger * dq, dk, dv)
 
     def reference(self, variant: Variant, probe: Probe, align: str = "end") -> tuple[np.ndarray, np.ndarray] | None:
         (q, k, v), _ = self.heads_of(probe, variant.split)
         variant = replace(variant, embed=self.own.embed)
-        found = compute(variant, q, k, v, allowing(variant, probe, align))
+        found = compute(replace(variant, added="nothing"), q, k, v, allowing(variant, probe, align))
         if found is None:
             return None
         merged = merge(found[0], variant.merge, probe.sizes.queries)
+        if variant.output == "unprojected":
+            alike = "o" in self.own.matrices and merged.shape[-1] == self.own.width
+            return (merged[:, None], found[1]) if alike else None
         if "o" in self.own.matrices and merged.shape[-1] != self.own.matrices["o"][0].shape[0]:
             return None
-        return self.own.project("o", merged)[0][:, None], found[1]
+        output = self.own.project("o", merged)[0][:, None]
+        if variant.added != "nothing":
+            more = {"queries": probe.q, "values": probe.v}[variant.added]
+            return (output + more, found[1]) if more.shape == output.shape else None
+        return output, found[1]
 
     def tolerance(self, probe: Probe, weights: np.ndarray, eps: float, variant: Variant = RIGHT) -> np.ndarray:
         (q, k, v), errors = self.heads_of(probe, variant.split)

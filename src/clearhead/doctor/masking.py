@@ -10,7 +10,7 @@ import numpy as np
 
 from clearhead.doctor.answers import Failed, Got
 from clearhead.doctor.finding import Attempt, Found
-from clearhead.doctor.masks import ENCODINGS, SHAPES, MaskWay
+from clearhead.doctor.masks import ENCODINGS, LENGTHS, SHAPES, MaskWay
 from clearhead.doctor.matching import EPS, explains, matching
 from clearhead.doctor.probes import Probe, agrees, padded, probe, with_mask
 from clearhead.doctor.subject import Subject
@@ -18,15 +18,18 @@ from clearhead.doctor.variants import Variant, broken_masks
 from clearhead.doctor.ways import Way
 
 # Each mistake is looked for first where a mask says what may be attended to, then where it says what is hidden
-POLARITIES = ("attend", "hide", "additive")
+POLARITIES = ("attend", "hide", "additive", "lengths")
 
 
 def find_mask(
-    subject: Subject, found: Found, variant: Variant, stated: str | None
+    subject: Subject, found: Found, variant: Variant, stated: str | None, *, only: bool = False
 ) -> tuple[Way, Variant, Probe, Got] | None:
-    """How a mask is handed over, and how it is applied; None where no way of handing it over has worked."""
+    """How a mask is handed over, and how it is applied; None where no way of handing it over has worked.
+
+    What was stated of it is tried first, and with `only` nothing else.
+    """
     unknown = None
-    for said, way in itertools.product(dict.fromkeys((stated, None)), _sized(found)):
+    for said, way in itertools.product(dict.fromkeys((stated,) if only else (stated, None)), _sized(found)):
         calls = []
         for attempt in _calls(subject, way, found, said):
             if matching(attempt[0].form, variant, attempt[1], attempt[2], found.align):
@@ -50,8 +53,8 @@ def _calls(subject: Subject, base: Way, found: Found, stated: str | None) -> Ite
     """Every way of handing a mask over that is answered."""
     plain = probe(base.fit(found.sizes), 1, shared=base.form.shared)
     plain = replace(plain, causal=found.always_causal)
-    for name, shape, encoding in itertools.product(subject.masks(), SHAPES, ENCODINGS):
-        mask = MaskWay(name, encoding, shape)
+    for mask in itertools.chain(*map(_ways, subject.masks())):
+        name = mask.parameter
         if ("pad" in name.lower() and not mask.only_keys) or (stated and mask.polarity == "additive"):
             continue
         given = padded(plain) if mask.only_keys else with_mask(plain, 1, by_batch=mask.by_batch)
@@ -62,17 +65,29 @@ def _calls(subject: Subject, base: Way, found: Found, stated: str | None) -> Ite
             continue
 
 
+def _ways(name: str) -> Iterator[MaskWay]:
+    if LENGTHS.match(name):
+        yield MaskWay(name, "lengths", "B")
+        return
+    for shape, encoding in itertools.product(SHAPES, ENCODINGS):
+        if encoding != "lengths":
+            yield MaskWay(name, encoding, shape)
+
+
 def _explained(
     calls: list[Attempt], variant: Variant, found: Found, stated: str | None
 ) -> tuple[Way, Variant, Probe, Got]:
     """The mistake that explains one of the answers; "unknown" where none does."""
-    polarities = (stated,) if stated else POLARITIES
+    polarities = (stated, "lengths") if stated else POLARITIES
     for polarity in polarities:
         for way, given, got in calls:
             if way.mask is None or way.mask.polarity != polarity:
                 continue
-            for wrong in broken_masks(variant):
-                if wrong.masking == "ignored" or (wrong.masking == "inverted" and not stated):
+            lengths = polarity == "lengths"  # which have only one meaning
+            for wrong in broken_masks(variant, lengths=lengths):
+                if wrong.masking == "nan" and polarity == "additive":
+                    continue  # −inf was handed over, and many a thing makes NaN of that
+                if wrong.masking == "ignored" or (wrong.masking == "inverted" and not (stated or lengths)):
                     continue
                 told = explains(way.form, wrong, given, got, found.align)
                 if told is not None:

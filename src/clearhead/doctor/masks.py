@@ -12,12 +12,14 @@ import numpy as np
 ENCODINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "attend": lambda allowed: allowed,
     "hide": lambda allowed: ~allowed,
-    "additive": lambda allowed: np.where(allowed, 0.0, -np.inf),
+    # a bias of any numbers is handed over as it is
+    "additive": lambda allowed: allowed if allowed.dtype.kind == "f" else np.where(allowed, 0.0, -np.inf),
     "additive -1e9": lambda allowed: np.where(allowed, 0.0, -1e9),
     "attend 1/0": lambda allowed: allowed.astype(np.int64),
     "hide 1/0": lambda allowed: (~allowed).astype(np.int64),
     "attend 1.0/0.0": lambda allowed: allowed.astype(np.float64),
     "hide 1.0/0.0": lambda allowed: (~allowed).astype(np.float64),
+    "lengths": lambda allowed: allowed.sum(-1),
 }
 MEANINGS = {
     "attend": "True means may attend",
@@ -29,7 +31,12 @@ MEANINGS = {
     "hide 1/0": "1 hides a key, 0 shows it",
     "attend 1.0/0.0": "1.0 means may attend, 0.0 hides",
     "hide 1.0/0.0": "1.0 hides a key, 0.0 shows it",
+    "lengths": "how many keys of each batch row are real",
 }
+# Names of parameters that say how many keys of each row are real
+LENGTHS = re.compile(
+    r"^(?:(?:valid|seq|sequence|key|kv|k|src|source|memory)_?)?(?:lens|lengths)$|^valid_len$", re.IGNORECASE
+)
 SHAPES = ("TS", "B1TS", "BTS", "BHTS", "B11S", "BS", "B1S")
 
 
@@ -51,13 +58,14 @@ class MaskWay:
             "B11S": allowed[:, :, :1],
             "BS": allowed[:, 0, 0],
             "B1S": allowed[:, 0, :1],
+            "B": allowed[:, 0, 0],
         }[self.shape]
         return ENCODINGS[self.encoding](np.ascontiguousarray(shaped))
 
     @property
     def only_keys(self) -> bool:
         """True where the mask has no axis for queries: padding."""
-        return self.shape in ("BS", "B11S", "B1S")
+        return self.shape in ("BS", "B11S", "B1S", "B")
 
     @property
     def by_batch(self) -> bool:
@@ -89,6 +97,6 @@ def stated_polarity(documentation: str, parameter: str) -> str | None:
     for clause in re.findall(r"\b(?:true|1|1s|ones|nonzero)\b[^.;,]{0,60}", words):
         if re.search(r"\bnot\b|hid|ignor|mask(ed|s)? (out|away)|exclud|block|pad|cannot", clause):
             said.add("hide")
-        elif re.search(r"attend|keep|kept|allow|visib|valid|real|take part|see", clause):
+        elif re.search(r"attend|keep|kept|allow|visib|valid|real|take part|see|through|tokens?\b|shown?\b", clause):
             said.add("attend")
     return said.pop() if len(said) == 1 else None

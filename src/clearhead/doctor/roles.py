@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.doctor.masks import LENGTHS
 from clearhead.doctor.sizes import Sizes
 
 HEADS = ("num_heads", "n_heads", "n_head", "nhead", "heads", "num_attention_heads", "h", "nheads", "number_of_heads")
@@ -92,7 +93,9 @@ def _may_be_input(name: str, parameter: inspect.Parameter) -> bool:
     """True for what may be an array of positions: required, and neither a mask nor a size nor a flag."""
     plain = name.lower()
     sizes = (*HEADS, *KEY_HEADS, *REPEATS, *FEATURES, *MODEL, *WIDTHS)
-    other = plain in sizes or MASK.search(plain) or FLAGS.search(plain) or _POSITIONS.search(plain)
+    other = (
+        plain in sizes or MASK.search(plain) or LENGTHS.match(plain) or FLAGS.search(plain) or _POSITIONS.search(plain)
+    )
     return parameter.default is parameter.empty and not (other or _scalar(plain))
 
 
@@ -105,7 +108,8 @@ def _scalar(name: str) -> bool:
 
 def masks_of(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     """The parameters that may be a mask, the likeliest first: those for padding come last."""
-    names = [name for name in parameters if MASK.search(name) and name != causal_of(parameters)]
+    masks = [name for name in parameters if MASK.search(name) or LENGTHS.match(name)]
+    names = [name for name in masks if name != causal_of(parameters)]
     return sorted(names, key=lambda name: ("pad" in name.lower(), name.lower().endswith("bias")))
 
 

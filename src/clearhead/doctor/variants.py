@@ -16,7 +16,7 @@ from clearhead.doctor.mistakes import BY_SETTING, Mistake
 from clearhead.doctor.turning import BASES, ROTARY, rotate
 
 # A penalty that somebody took for −∞, from hardly any to nearly enough
-WEAK = (2.0, 5.0, 10.0, 20.0)
+WEAK = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Variant:
     merge: str = "transpose"
     grouping: str = "interleaved"
     blocks: str = "right"
+    added: str = "nothing"
+    output: str = "projected"
     causal: str = "end"
     masking: str = "right"
     factor: float | None = None  # a scale that was measured, in place of one that has a name
@@ -97,13 +99,17 @@ RARE = {
         "largest",
     ),
     "values": ("itself", "cosine", "negated"),
+    "added": ("queries", "values"),
     "grouping": ("tiled",),
 }
 # What only a module can do, whose projections have names: take them in another order, or reshape all three at once
 OWN = {
     "values": ("order kvq", "order vqk", "order vkq"),
     "split": ("fused 3BHTD", "fused B3HTD", "fused BHT3D", "fused BH3TD"),
+    "output": ("unprojected",),
 }
+# What only those do who split heads themselves
+JOINED = {"split": ("whole", "whole scaled"), "merge": ("reversed",)}
 MASKINGS = (
     "inverted",
     "ignored",
@@ -115,7 +121,11 @@ MASKINGS = (
     "added",
     "raised",
     "first row",
+    "raised far",
+    "nan",
 )
+# Of those who are told how many keys are real
+LENGTHS = ("one more", "one fewer")
 CAUSALS = ("strict", "ahead", "future", "later", "ignored")
 EMPTY = ("zero", "nan", "uniform")
 BLOCKS = (2, 3, 4, 5, 8, 10, 16, 20, 24, 32, 48, 50, 64, 96, 100, 128, 200, 256, 500, 512)
@@ -140,7 +150,7 @@ HEADED = ("split", "merge")
 def broken(base: Variant, packed: bool, own: bool = False) -> Iterator[Variant]:
     """Every formula with one mistake, then every one with two in different places."""
     knobs = {name: settings for name, settings in SETTINGS.items() if packed or name not in HEADED}
-    for choices in (knobs, RARE, OWN if own else {}):
+    for choices in (knobs, RARE, JOINED if packed else {}, OWN if own else {}):
         for name, settings in choices.items():
             for setting in settings:
                 yield _turned(base, name, setting)
@@ -160,11 +170,11 @@ def _turned(base: Variant, knob: str, setting: str) -> Variant:
     return replace(base, **settings)
 
 
-def broken_masks(base: Variant) -> Iterator[Variant]:
+def broken_masks(base: Variant, *, lengths: bool = False) -> Iterator[Variant]:
     """Every way of applying a mask wrongly."""
-    for masking in MASKINGS:
+    for masking in (*LENGTHS, *MASKINGS) if lengths else MASKINGS:
         yield replace(base, masking=masking)
-    for masking, penalty in itertools.product(("weak", "filled"), WEAK):
+    for masking, penalty in itertools.product(("weak", "filled", "filled early"), WEAK):
         yield replace(base, masking=masking, penalty=penalty)
 
 
@@ -281,14 +291,18 @@ def compute(
         else:
             if variant.masking == "transposed" and allowed.shape[-1] != allowed.shape[-2]:
                 return None
-            weights = _masked(variant, scores, allowed)
+            weights = _masked(variant, scores, allowed, scale)
         if variant.scale == "late":
             weights = weights / math.sqrt(q.shape[-1])
         if variant.values == "turned weights":
             if weights.shape[-1] != weights.shape[-2]:
                 return None
             weights = weights.swapaxes(-1, -2)
-        return weights @ v, weights
+        output = weights @ v
+        if variant.added != "nothing":
+            more = {"queries": q, "values": v}[variant.added]
+            return (output + more, weights) if more.shape == output.shape else None
+        return output, weights
 
 
 def _turned_keys(variant: Variant, k: np.ndarray) -> np.ndarray:
@@ -301,7 +315,7 @@ def _turned_keys(variant: Variant, k: np.ndarray) -> np.ndarray:
     return k.swapaxes(-1, -2)
 
 
-def _masked(variant: Variant, scores: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+def _masked(variant: Variant, scores: np.ndarray, allowed: np.ndarray, scale: float) -> np.ndarray:
     masking, axis = variant.masking, variant.axis
     if masking == "inverted":
         allowed = ~allowed
@@ -309,6 +323,13 @@ def _masked(variant: Variant, scores: np.ndarray, allowed: np.ndarray) -> np.nda
         allowed = allowed.swapaxes(-1, -2)
     if masking == "first row":
         allowed = allowed[:1]
+    if masking in LENGTHS:
+        one = np.pad(allowed, [*[(0, 0)] * (allowed.ndim - 1), (1, 1)], mode="edge")
+        allowed = (
+            one[..., :-2]
+            if masking == "one more"
+            else one[..., 2:] & (np.arange(allowed.shape[-1]) < allowed.shape[-1] - 1)
+        )
     after = {"after": 0.0, "penalty after": -1e9, "inf after": -np.inf}
     if masking in after:
         return np.where(allowed, _softmax(axis, scores), after[masking])
@@ -317,8 +338,11 @@ def _masked(variant: Variant, scores: np.ndarray, allowed: np.ndarray) -> np.nda
         return _softmax(axis, before[masking])
     if masking == "weak":
         return _softmax(axis, scores - np.where(allowed, 0.0, variant.penalty))
-    if masking == "filled":
-        return _softmax(axis, np.where(allowed, scores, -variant.penalty))
+    fills = {"filled": -variant.penalty, "filled early": -variant.penalty * scale, "raised far": 1e9}
+    if masking in fills:
+        return _softmax(axis, np.where(allowed, scores, fills[masking]))
+    if masking == "nan":  # 0 · −inf, wherever a row has a key that it sees
+        return np.where(allowed.any(-1, keepdims=True), np.nan, _softmax(axis, scores))
     weights = _softmax(axis, np.where(allowed, scores, -np.inf))
     if variant.empty != "zero" and axis == "keys":
         nothing = 1.0 / scores.shape[-1] if variant.empty == "uniform" else np.nan

@@ -55,6 +55,18 @@ BEHAVIOURS = (
         "subtract max(axis=-1, keepdims=True)",
     ),
     Mistake(
+        "maximum-starts-at-zero",
+        "the running maximum starts at 0, not at −inf",
+        "where every score is far below 0 all exponentials are 0, and 0 / 0 is NaN",
+        "start the running maximum at −inf, or at the first block's own",
+    ),
+    Mistake(
+        "bias-scaled",
+        "the bias is scaled with the scores",
+        "it is added before the division by √D, so that it counts only in part",
+        "add it to q kᵀ / √D, after the scale",
+    ),
+    Mistake(
         "nan-for-fully-masked-rows",
         "a query that may attend to nothing gives NaN",
         "softmax of only −inf is 0 / 0; one padded row then poisons every gradient",

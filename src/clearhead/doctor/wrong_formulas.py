@@ -150,7 +150,7 @@ FORMULAS = (
         "softmax over the last axis of q kᵀ: exponentials divided by their sum",
         "axis",
         "sum",
-        ("absolute sum", "sum of absolutes", "positive sum", "norm"),
+        ("absolute sum", "sum of absolutes", "norm"),
     ),
     Mistake(
         "normalised-by-maximum",
