@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from right_ones import numpy_bhtd, root, softmax, swap
+from right_ones import TorchRotary, numpy_bhtd, root, softmax, swap
 from torch import nn
 
 
@@ -68,6 +68,11 @@ class HoldsInverted(nn.Module):
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """attention_mask (batch, seq): 1 for tokens, 0 for padding."""
         return self.attn(hidden_states, hidden_states, hidden_states, key_padding_mask=attention_mask.bool())[0]
+
+
+class RotaryUnscaled(TorchRotary):
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        return super().turned(x) * 8**0.25  # of queries and of keys: √8 in all, which undoes the scale
 
 
 def packed_unsplit(q, k, v, num_heads=4):
@@ -143,6 +148,7 @@ BESIDE: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "relu": (relu, ("relu-in-place-of-softmax",), {}),
     "PyTorch's module without batch_first": (PositionsFirst(), ("batch-axis-transposed",), {}),
     "PyTorch's module, 1 for tokens": (HoldsInverted(), ("mask-inverted", "nan-for-fully-masked-rows"), {}),
+    "no scale, rotary positions": (RotaryUnscaled(), ("no-scale",), {}),
     "causal lost beside a mask": (causal_or_mask, ("causal-ignored",), {}),
     "mask of the first row, by batch": (first_of_the_batch, ("mask-of-the-first-row",), {}),
     "filled with -100": (

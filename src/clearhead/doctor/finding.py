@@ -23,6 +23,7 @@ from clearhead.doctor.probes import Probe, distance, probe
 from clearhead.doctor.projections import given_projections, projections_of
 from clearhead.doctor.sizes import DISTINCT, Bounds, Sizes
 from clearhead.doctor.subject import Subject
+from clearhead.doctor.turning import BASES
 from clearhead.doctor.variants import RIGHT, Variant, broken, broken_blocks, broken_causals, rotated
 from clearhead.doctor.ways import Way
 
@@ -278,7 +279,14 @@ def _explained(attempts: list[Attempt]) -> Found | None:
         for way, given, got in _causal(attempts, align):
             if matching(way.form, RIGHT, given, got, align):
                 return Found(way, given.sizes, RIGHT, always_causal=True, align=align)
-    return _rotary(attempts) or _broken_causal(attempts) or _broken(attempts) or _scaled(attempts) or _unknown(attempts)
+    return (
+        _rotary(attempts)
+        or _broken_causal(attempts)
+        or _broken(attempts)
+        or _scaled(attempts)
+        or _broken_rotary(attempts)
+        or _unknown(attempts)
+    )
 
 
 def _rotary(attempts: list[Attempt]) -> Found | None:
@@ -288,6 +296,18 @@ def _rotary(attempts: list[Attempt]) -> Found | None:
             for causal in (False, True):
                 if matching(way.form, variant, replace(given, causal=causal), got):
                     return Found(way, given.sizes, variant, always_causal=causal)
+    return None
+
+
+def _broken_rotary(attempts: list[Attempt]) -> Found | None:
+    """A module with rotary positions and one mistake beside them."""
+    for way, given, got in attempts:
+        for base in rotated(RIGHT, BASES[:1]) if isinstance(way.form, Module) else ():
+            for causal in (False, True):
+                asked = replace(given, causal=causal)
+                for variant in itertools.chain(broken(base, True, True), broken_causals(base) if causal else ()):
+                    if len(variant.mistakes) == 1 and matching(way.form, variant, asked, got):
+                        return Found(way, given.sizes, variant, always_causal=causal)
     return None
 
 

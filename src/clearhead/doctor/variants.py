@@ -53,18 +53,7 @@ class Variant:
 RIGHT = Variant()
 
 SETTINGS = {
-    "scale": (
-        "none",
-        "model",
-        "model whole",
-        "features",
-        "keys",
-        "queries",
-        "width",
-        "heads",
-        "inverse",
-        "late",
-    ),
+    "scale": ("none", "model", "model whole", "features", "keys", "queries", "width", "heads", "inverse", "late"),
     "axis": (
         "queries",
         "heads",
@@ -159,9 +148,9 @@ def broken(base: Variant, packed: bool, own: bool = False) -> Iterator[Variant]:
             yield _turned(_turned(base, one, first), two, second)
 
 
-def rotated(base: Variant) -> Iterator[Variant]:
+def rotated(base: Variant, bases: tuple[float, ...] = BASES) -> Iterator[Variant]:
     """The formula with rotary positions, in each of the ways that models have them."""
-    for pairs, base_of_angles in itertools.product(ROTARY, BASES):
+    for pairs, base_of_angles in itertools.product(ROTARY, bases):
         yield replace(base, rotary=f"{pairs} {base_of_angles:g}")
 
 
