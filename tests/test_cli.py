@@ -30,7 +30,7 @@ WIDE = {
     "tokens": ["河", "岸の土手", "internationalization"],
 }
 MISTAKES = {
-    "explain dog": "clearhead: EXAMPLE: is 'dog', expected one of cat_sat, it_animal, bank_river",
+    "explain dog": "clearhead: EXAMPLE: is 'dog', expected one of cat_sat, it_animal, two_by_three",
     "explain --query dog": "clearhead: --query: is 'dog', expected one of The, cat, sat, on, mat,",
     "explain --query 5": "clearhead: --query: is 5, expected one of The, cat, sat, on, mat, or a position from -5 to 4",
     "explain it_animal --query 1": "clearhead: --query: is 1, expected one of it, or a position from -1 to 0",

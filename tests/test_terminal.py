@@ -82,8 +82,11 @@ def test_interrupting_a_progress_bar_shows_the_cursor_again() -> None:
 
 MISSING = """
 import sys
-for name in ("matplotlib", "matplotlib.figure", "safetensors", "torch", "jax"):
-    sys.modules[name] = None
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("matplotlib", "safetensors", "torch", "jax"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
 from clearhead.cli import main
 main()
 """

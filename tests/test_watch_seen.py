@@ -386,7 +386,7 @@ def test_without_safetensors_it_says_what_brings_it(gpt, tmp_path, monkeypatch):
 
     for name in ("safetensors", "safetensors.numpy"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"files need safetensors: pip install 'clearhead\[safetensors\]'"):
+    with pytest.raises(ImportError, match=r"files need safetensors: pip install safetensors"):
         gpt.save(tmp_path / "seen")
-    with pytest.raises(ImportError, match=r"files need safetensors: pip install 'clearhead\[safetensors\]'"):
+    with pytest.raises(ImportError, match=r"files need safetensors: pip install safetensors"):
         ch.Seen.load(tmp_path / "seen")

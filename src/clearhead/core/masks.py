@@ -233,7 +233,7 @@ class GlobalTokens(Mask):
         end = (
             max(grid.keys, grid.queries + int(offset.max())) if isinstance(offset, np.ndarray) and offset.size else FAR
         )
-        if last >= end:
+        if last >= end and grid.keys:  # where there are no keys there is nothing to be beyond
             raise ArgumentError(
                 "global_tokens", f"has position {last}, expected positions below {end}: of keys there are {grid.keys}"
             )

@@ -4,7 +4,7 @@ try:
     from torch import Tensor, from_numpy, nn
 except ImportError as missing:
     raise ImportError(
-        "this way of writing attention needs PyTorch, which is not installed: pip install 'clearhead[torch]';"
+        "this way of writing attention needs PyTorch, which is not installed: pip install torch;"
         " clearhead.textbook.chapter, course and algebra need none",
         name="torch",
     ) from missing

@@ -32,7 +32,7 @@ def to_pandas(seen: Record) -> pandas.DataFrame:
     try:
         import pandas
     except ImportError:
-        raise ImportError("to_pandas needs pandas: pip install 'clearhead[pandas]'") from None
+        raise ImportError("to_pandas needs pandas: pip install pandas") from None
     tables = [pandas.DataFrame(_columns(call)) for call in seen]
     return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
 
