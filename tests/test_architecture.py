@@ -93,7 +93,7 @@ def test_no_package_hides_a_module_of_its_own() -> None:
 def test_every_file_says_its_job_and_is_short() -> None:
     for name in tree():
         path = SOURCE / name / "__init__.py" if name.endswith("/") else SOURCE / name
-        if path.suffix in (".py", ".h", ".cpp") and path.exists():
+        if path.suffix in (".py", ".h", ".cpp", ".js") and path.exists():
             assert first_sentence(name), f"{name} does not open with a sentence"
             assert len(path.read_text().splitlines()) < MOST_LINES, f"{name} is too long"
 
@@ -173,7 +173,7 @@ def named(module: str) -> str:
 
 @cache
 def imports() -> frozenset[tuple[str, str]]:
-    """(importer, imported): at the top, in functions and for types alike; in C++ what is included."""
+    """(importer, imported): at the top, in functions and for types alike; in C++ and JavaScript too."""
     found = set()
     for module in modules():
         for node in ast.walk(ast.parse(path_of(module).read_text())):
@@ -181,6 +181,10 @@ def imports() -> frozenset[tuple[str, str]]:
     for path in sorted((SOURCE / "native").iterdir()):
         for other in re.findall(r'^#include "(.*)"', path.read_text(), re.MULTILINE):
             found.add((f"native/{path.name}", f"native/{other}"))
+    for path in sorted((SOURCE / "explorer" / "web").rglob("*.js")):
+        for other in re.findall(r'^import .* from "(.*)";', path.read_text(), re.MULTILINE):
+            target = (path.parent / other).resolve().relative_to(SOURCE).as_posix()
+            found.add((path.relative_to(SOURCE).as_posix(), target))
     return frozenset((one, other) for one, other in found if one != other)
 
 
@@ -239,7 +243,7 @@ def first_sentence(name: str) -> str:
         return ""
     if path.suffix == ".py":
         text = ast.get_docstring(ast.parse(path.read_text())) or ""
-    elif path.suffix in (".h", ".cpp"):
+    elif path.suffix in (".h", ".cpp", ".js"):
         lines = path.read_text().splitlines()
         ends = next(number for number, line in enumerate(lines) if not line.startswith("//"))
         text = " ".join(line.removeprefix("//").strip() for line in lines[:ends])

@@ -1,13 +1,14 @@
 """Exact scaled dot-product attention that you can see through.
 
 - to compute: `attention`, `observe`, `gradients`, `merge`; `set_threads`
-- to see: `trace`, `trace_layer`, `watch`, `merge_subwords`, `plot_attention` and eight more
+- to see: `trace`, `trace_layer`, `explore`, `watch`, `merge_subwords`, `plot_attention` and eight more
 - to judge: `check`, `shuffle_weights`; to change heads and see what they add: `ablate`, `patch`, `contributions`
 - to know the cost: `plan`, `profile`, `scaling`
 - masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`; & | ~; of arrays:
   `where`, `lets`, `hides`, `padding`
 - positions: `rotary`, `alibi`, `relative_bias`, `sinusoidal`, `Linear`, `Yarn`
-- values: `Observed`, `Partial`, `Plan`, `Trace`, `Seen`, `Call`, `Report`, `Profile`, `Scaling`, `Mask`, `Dropout`
+- values: `Observed`, `Partial`, `Plan`, `Trace`, `Explorer`, `Seen`, `Call`, `Report`, `Profile`, `Scaling`; `Mask`,
+  `Dropout`
 - errors: `ArgumentError`, `KernelRefused`
 - for PyTorch: `nn`; with the names of textbooks: `textbook`
 """
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from clearhead.doctor import Report, check
     from clearhead.explain.layers import LayerTrace, trace_layer
     from clearhead.explain.tracing import Trace, trace
+    from clearhead.explorer.opening import Explorer, explore
     from clearhead.measure.plans import Plan, plan
     from clearhead.measure.profiling import Profile, profile
     from clearhead.measure.scales import Scaling, scaling
@@ -60,6 +62,7 @@ __all__ = [
     "ArgumentError",
     "Call",
     "Dropout",
+    "Explorer",
     "KernelRefused",
     "LayerTrace",
     "Linear",
@@ -80,6 +83,7 @@ __all__ = [
     "check",
     "contributions",
     "documents",
+    "explore",
     "global_tokens",
     "gradients",
     "hides",
@@ -119,6 +123,7 @@ __all__ = [
 # What is looked at after the fact is imported when it is first asked for, so that `import clearhead` stays light
 _LATER = {
     "Call": "clearhead.watching.call",
+    "Explorer": "clearhead.explorer.opening",
     "LayerTrace": "clearhead.explain.layers",
     "Plan": "clearhead.measure.plans",
     "Profile": "clearhead.measure.profiling",
@@ -129,6 +134,7 @@ _LATER = {
     "ablate": "clearhead.watching.edits",
     "check": "clearhead.doctor",
     "contributions": "clearhead.watching.direct",
+    "explore": "clearhead.explorer.opening",
     "merge_subwords": "clearhead.watching.words",
     "patch": "clearhead.watching.edits",
     "plan": "clearhead.measure.plans",

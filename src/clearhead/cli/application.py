@@ -23,6 +23,9 @@ from clearhead.cli import (
     plot,
 )
 from clearhead.cli import (
+    explores as explore,
+)
+from clearhead.cli import (
     plans as plan,
 )
 from clearhead.cli import (
@@ -142,6 +145,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     plan.plan: "Which kernel, why, at what cost.",
     profile.profile: "Time and memory as lengths grow.",
     scaling.scaling: "Why scores are divided by √d.",
+    explore.explore: "The same in the browser.",
     plot.plot: "Pictures, as PNG, SVG or PDF.",
     watch.watch: "What a trained model attends to.",
 }

@@ -72,8 +72,8 @@ class Head(NamedTuple):
     weights: tuple[float, ...]
 
 
-def read(loaded: Loaded, text: str) -> tuple[Text, Seen]:
-    """Run a model over a text, and keep what every head attended to, by word."""
+def watched(loaded: Loaded, text: str, want: dict[str, Any]) -> tuple[Seen, list[int]]:
+    """Run a model over a text and see what is wanted; and the ids of its tokens."""
     import torch
 
     from clearhead.watching.opening import watch
@@ -87,8 +87,6 @@ def read(loaded: Loaded, text: str) -> tuple[Text, Seen]:
     if longest < length:
         raise ArgumentError("--text", f"has {length} tokens, and {loaded.name} reads {longest}: {text[:40]!r}…")
     known = {name: given[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in given}
-    ids = given["input_ids"][0].tolist()
-    want = {"weights": True, "received": True, "distance": True}
     try:
         with torch.no_grad(), watch(loaded.model, want=want, tokens=tokenizer) as seen:
             loaded.model(**known)
@@ -97,6 +95,13 @@ def read(loaded: Loaded, text: str) -> tuple[Text, Seen]:
     if not len(seen):
         why = next(iter(seen.missed.values()), "nothing attends in it")
         raise ArgumentError("--model", f"{loaded.name}: no attention could be seen: {why}")
+    return seen, given["input_ids"][0].tolist()
+
+
+def read(loaded: Loaded, text: str) -> tuple[Text, Seen]:
+    """Run a model over a text, and keep what every head attended to, by word."""
+    seen, ids = watched(loaded, text, {"weights": True, "received": True, "distance": True})
+    tokenizer = loaded.tokenizer
     tokens = tokenizer.convert_ids_to_tokens(ids)
     weights = seen.matrix(heads="each", layers="each").weights
     groups = words_of(tokens)

@@ -1,0 +1,1 @@
+"""The explorer: attention in the browser, every number the library's own."""

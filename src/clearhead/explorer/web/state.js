@@ -1,0 +1,39 @@
+// What is looked at, kept in the address after #: a link reproduces what is seen.
+
+const listeners = new Set();
+const CALL = ["edits", "mask", "scale", "softcap", "layer", "text"];
+
+/** {view, …parameters}, all text. */
+export function state() {
+  const [view, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  return { view: view || "heat", ...Object.fromEntries(new URLSearchParams(query)) };
+}
+
+/** Change some of it; null forgets. What only moves the pointer makes no entry in the browser's history. */
+export function set(changes, { quiet = false } = {}) {
+  const { view, ...params } = { ...state(), ...changes };
+  const said = Object.entries(params).filter(([, one]) => one !== null && one !== undefined && one !== "");
+  const query = new URLSearchParams(said).toString();
+  const hash = `#/${view}${query ? `?${query}` : ""}`;
+  if (hash === location.hash) return;
+  history[quiet ? "replaceState" : "pushState"](null, "", hash);
+  for (const listener of listeners) listener(state());
+}
+
+export function listen(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+addEventListener("popstate", () => listeners.forEach((listener) => listener(state())));
+
+/** The parameters that make the call another one: edited cells, a mask, a scale. */
+export function call(now = state()) {
+  return Object.fromEntries(CALL.filter((name) => now[name] && !(name === "layer" && now[name] === "0")).map((name) => [name, now[name]]));
+}
+
+/** The number that a parameter says, within 0 … count − 1. */
+export function place(now, name, count, otherwise = 0) {
+  const number = Number.parseInt(now[name] ?? "", 10);
+  return Number.isInteger(number) && number >= 0 && number < count ? number : otherwise;
+}
