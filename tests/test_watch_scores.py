@@ -39,7 +39,7 @@ def dense(weights: np.ndarray, tokens: list[list[int]], real: np.ndarray, pair: 
     for row, (name, live) in enumerate(zip(tokens, real, strict=True)):
         first = int(np.argmax(live))
         for i in range(len(name)):
-            keys = [j for j in range(len(name)) if pair(name, i, j, first)]
+            keys = [j for j in range(len(name)) if live[j] and pair(name, i, j, first)]
             if live[i] and keys:
                 for head in range(weights.shape[1]):
                     found[head].append(float(weights[row, head, i, keys].sum()))
@@ -50,7 +50,7 @@ PAIRS: dict[str, Callable[..., bool]] = {
     "previous_token": lambda t, i, j, first: j == i - 1,
     "first_token": lambda t, i, j, first: j == first,
     "duplicate_token": lambda t, i, j, first: j < i and t[j] == t[i],
-    "induction": lambda t, i, j, first: 0 < j <= i and t[j - 1] == t[i],
+    "induction": lambda t, i, j, first: first < j <= i and t[j - 1] == t[i],
 }
 
 

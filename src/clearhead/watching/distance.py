@@ -12,6 +12,7 @@ from clearhead.calls import observe
 from clearhead.core.arrays import HALF, Array, Library, dtype_name
 from clearhead.core.masks import causal
 from clearhead.watching.given import Given
+from clearhead.watching.places import allowed
 
 
 def mean_distance(given: Given) -> Array | None:
@@ -52,11 +53,9 @@ def mean_distance(given: Given) -> Array | None:
 def _last(given: Given, library: Library, dtype: object) -> Array:
     """The last key that each query may attend to, (…, queries)."""
     xp = library.xp
-    allowed = given.mask
-    if allowed is None and given.bias is not None:
-        allowed = given.bias > xp.finfo(given.bias.dtype).min / 2
-    if allowed is None or allowed.shape[-1] != given.keys:
+    seen = allowed(given)
+    if seen is None:
         first = given.keys - given.queries
         return xp.arange(given.queries, dtype=dtype, device=library.device) + first
-    hidden_after = xp.argmax(xp.astype(xp.flip(allowed, axis=-1), xp.uint8), axis=-1)
+    hidden_after = xp.argmax(xp.astype(xp.flip(seen, axis=-1), xp.uint8), axis=-1)
     return xp.astype(given.keys - 1 - hidden_after, dtype)

@@ -18,9 +18,10 @@ from rich.text import Text
 from clearhead.core.arrays import is_array, to_numpy
 from clearhead.core.errors import ArgumentError
 from clearhead.core.mask import Mask
-from clearhead.core.masks import causal, documents, window
+from clearhead.core.masks import causal, documents
 from clearhead.explain.tokens import bar
 from clearhead.watching.call import CROSS, Call
+from clearhead.watching.places import start
 from clearhead.watching.record import Record
 
 SHOWN = 12
@@ -93,10 +94,11 @@ class Scores(Sequence[Score]):
 
 
 def previous_token(seen: Record) -> Scores:
-    """The weight that a query gives the token before it, averaged over queries that have one."""
+    """The weight that a query gives the token before it, averaged over queries that have one; padding is none."""
 
     def of(call: Call) -> tuple[Mask, np.ndarray]:
-        return _before(call) & window(1), _places(call) >= 1
+        at, real = _places(call), call.attended().reshape(-1, call.keys)
+        return documents(np.arange(call.keys), at - 1), (at >= 1) & real[:, np.maximum(at - 1, 0)]
 
     return _scored(seen, "previous token: weight on the token before", of)
 
@@ -128,7 +130,7 @@ def induction(seen: Record, tokens: Any = None) -> Scores:
     def of(call: Call) -> tuple[Mask, np.ndarray]:
         ids, queries = _ids(call, tokens)
         follows = np.concatenate([np.full((len(ids), 1), -1), ids[:, :-1]], axis=1)  # nothing stands before the first
-        upto = causal(offset=call.keys - call.shape[-2])
+        upto = causal(offset=start(call))
         return documents(_rows(follows, call), _rows(queries, call)) & upto, _again(ids, call)
 
     return _scored(seen, "induction: weight on what came after the same token earlier", of)
@@ -175,13 +177,13 @@ def _batch(call: Call) -> int:
 
 
 def _places(call: Call) -> np.ndarray:
-    """Where queries stand among the keys: the last of them at the last key."""
-    return np.arange(call.keys - call.shape[-2], call.keys)
+    """Where queries stand among the keys."""
+    return start(call) + np.arange(call.shape[-2])
 
 
 def _before(call: Call) -> Mask:
     """The keys before a query."""
-    return causal(offset=call.keys - call.shape[-2] - 1)
+    return causal(offset=start(call) - 1)
 
 
 def _ids(call: Call, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -200,6 +202,9 @@ def _ids(call: Call, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
         )
     numbers: dict[Any, int] = {}
     ids = np.array([[numbers.setdefault(token, len(numbers)) for token in row] for row in rows])
+    real = call.attended().reshape(-1, call.keys)
+    ids = np.broadcast_to(ids, (max(len(ids), len(real)), call.keys))
+    ids = np.where(np.broadcast_to(real, ids.shape), ids, -2 - np.arange(call.keys))  # padding is the same as nothing
     return ids, ids[:, _places(call)]
 
 
