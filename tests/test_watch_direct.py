@@ -151,3 +151,117 @@ def test_what_cannot_be_asked_is_said() -> None:
     with pytest.raises(ch.ArgumentError, match="unembedding: did not run on"):
         ch.contributions(bert, hf.IDS, token=1)
     assert not any(module._forward_hooks for module in model.modules())
+
+
+class Small(nn.Module):
+    """One attention and a last norm; `change` is done to what is followed on the way."""
+
+    def __init__(self, change: Any = None, *, where: str = "stream", width: int = 12, norm: Any = nn.LayerNorm) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.embed, self.norm, self.out = nn.Embedding(9, width), norm(width), nn.Linear(width, 9)
+        nn.init.normal_(self.norm.weight, 1.0, 0.3)
+        self.attn = nn.MultiheadAttention(width, 3, batch_first=True)
+        self.change, self.where = change, where
+
+    def forward(self, given: Tensor) -> Tensor:
+        x = self.embed(given)
+        added = self.attn(x, x, x, need_weights=False)[0]
+        if self.where == "projected" and self.change:
+            added = self.change(added)
+        x = x + added
+        if self.where == "stream" and self.change:
+            x = self.change(x)
+        x = self.norm(x)
+        if self.where == "normed" and self.change:
+            x = self.change(x)
+        return self.out(x)
+
+
+GIVEN = torch.tensor([[1, 2, 3, 4]])
+
+
+def in_place(x: Tensor) -> Tensor:
+    x *= 3.0
+    return x
+
+
+def by_a_view(x: Tensor) -> Tensor:
+    x.view(-1).mul_(3.0)
+    return x
+
+
+CHANGES: dict[str, Any] = {
+    "in place": in_place,
+    "by a view": by_a_view,
+    "divided": lambda x: x.div_(2.0),
+    "relu": lambda x: x.relu_(),
+    "rolled": lambda x: x.roll(1, -1),
+    "flipped": lambda x: x.flip(-1),
+    "selected": lambda x: x.index_select(-1, torch.arange(11, -1, -1)),
+    "features interleaved": lambda x: x.unflatten(-1, (2, 6)).transpose(-1, -2).flatten(-2),
+    "dropped": lambda x: nn.functional.dropout(x, 0.5, training=True),
+    "dropped in place": lambda x: nn.functional.dropout(x, 0.5, training=True, inplace=True),
+    "twice": lambda x: x + x,
+}
+
+
+@pytest.mark.parametrize("where", ["projected", "stream", "normed"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_on_the_way_is_refused(change: str, where: str) -> None:
+    model = Small(CHANGES[change], where=where).eval()
+    with pytest.raises(ch.ArgumentError, match="model: does not"):
+        ch.contributions(model, GIVEN, token=2)
+
+
+@pytest.mark.parametrize("where", ["projected", "stream"])
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda x: nn.functional.dropout(x, 0.5, training=False, inplace=True),
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda x: x.flatten(0, 1).view(x.shape),
+        lambda x: x.add_(torch.ones_like(x)),
+    ],
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_stays_the_same_is_followed(same: Any, where: str, inference: bool) -> None:
+    with torch.inference_mode(inference):
+        found = ch.contributions(Small(same, where=where).eval(), GIVEN, token=2)
+    assert len(found.lines) == 3
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_an_odd_width(norm: Any) -> None:
+    model = Small(width=15, norm=norm).eval().double()
+    got = ch.contributions(model, GIVEN, token=2)
+    (x,) = caught(model, ["norm"], GIVEN)
+    with torch.no_grad(), ch.watch(model, want={"output": True}) as seen:
+        model(GIVEN)
+    with torch.no_grad():
+        centre = norm is nn.LayerNorm
+        y = x[0, -1] - (x[0, -1].mean() if centre else 0.0)
+        scale = model.norm.weight / (y.square().mean() + (model.norm.eps or torch.finfo(torch.float64).eps)).sqrt()
+        for head, line in enumerate(got.lines):
+            part = model.attn.out_proj.weight[:, 5 * head : 5 * head + 5] @ seen[0].observed.output[0, head, -1]
+            expected = model.out.weight[2] @ (scale * (part - (part.mean() if centre else 0.0)))
+            assert line.logit == pytest.approx(float(expected), abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # where a processor has no bfloat16 PyTorch says so once
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_half_precision_is_read(name: str, dtype: torch.dtype) -> None:
+    model = hf.build(name)
+    model.set_attn_implementation("sdpa")
+    exact = ch.contributions(model, **hf.inputs(name), token=5, batch=1)
+    got = ch.contributions(model.to(dtype), **hf.inputs(name), token=5, batch=1)
+    most = max(abs(line.logit) for line in exact.lines)
+    for one, two in zip(got.lines, exact.lines, strict=True):
+        assert one.logit == pytest.approx(two.logit, abs=8 * torch.finfo(dtype).eps * most)
+
+
+def test_logits_of_the_last_position_alone_are_refused_in_words() -> None:
+    model = built("llama")
+    with pytest.raises(ch.ArgumentError, match=r"unembedding: was given 1 of 9 positions, .* leave out logits_to_keep"):
+        ch.contributions(model, **hf.inputs("llama"), token=5, logits_to_keep=1)

@@ -117,7 +117,8 @@ def contributions(
         raise ArgumentError("model", f"is a {type(model).__name__}, expected a torch.nn.Module")
     last = unembedding if unembedding is not None else _said(model)
     stream = Stream(model, last)
-    with torch.no_grad(), stream, _Heads(model, stream):
+    # what is written over is told by a count that inference mode does not keep
+    with torch.inference_mode(False), torch.no_grad(), stream, _Heads(model, stream):
         model(*args, **kwargs)
         end = stream.end()
     tokens = token if isinstance(token, tuple) else (token,)
