@@ -206,3 +206,19 @@ def test_a_difference_of_prompts_is_that_of_their_weights() -> None:
     assert {line.moved for line in longer.lines} == {None}
     with pytest.raises(ch.ArgumentError, match="other: was seen of other modules or heads"):
         see(Gpt(layers=1).eval(), one, want=kept) - see(model, one, want=kept)
+
+
+def test_a_difference_of_generated_runs_is_the_mean_over_queries() -> None:
+    model = built("llama")
+    records = []
+    for given in (IDS[:1], IDS[1:]):
+        with torch.no_grad(), ch.watch(model, want={"weights": True}) as seen:
+            model.generate(given, max_new_tokens=3, do_sample=False)
+        records.append(seen)
+    gone = records[0] - records[1]
+    for layer in (0, 1):
+        pairs = zip(*(record.layer(layer) for record in records), strict=True)
+        apart = torch.cat([(a.weights - b.weights).abs().sum(-1)[0] / 2 for a, b in pairs], -1)  # (heads, queries)
+        assert apart.shape[-1] == 13
+        moved = [line.moved for line in gone.lines if line.layer == layer]
+        np.testing.assert_allclose(moved, apart.mean(-1), rtol=1e-5)

@@ -99,7 +99,7 @@ def difference(seen: Record, other: Record) -> Difference:
     heads = [(line.name, line.head) for line in lines]
     if not heads or heads != [(line.name, line.head) for line in others]:
         raise ArgumentError("other", "was seen of other modules or heads, expected the same model on another prompt")
-    moved: dict[tuple[str, int], list[float]] = {}
+    moved: dict[tuple[str, int], list[np.ndarray]] = {}
     if len(seen) == len(other):
         for mine, theirs in zip(seen, other, strict=True):
             for head, much in _moved(mine, theirs).items():
@@ -107,18 +107,18 @@ def difference(seen: Record, other: Record) -> Difference:
     return Difference(tuple(_change(one, two, moved) for one, two in zip(lines, others, strict=True)))
 
 
-def _change(one: Line, two: Line, moved: dict[tuple[str, int], list[float]]) -> Change:
+def _change(one: Line, two: Line, moved: dict[tuple[str, int], list[np.ndarray]]) -> Change:
     def less(field: str) -> float | None:
         a, b = getattr(one, field), getattr(two, field)
         return None if a is None or b is None else a - b
 
     much = moved.get((one.name, one.head))
-    mean = None if not much else float(np.mean(much))
+    mean = None if not much else float(np.concatenate(much).mean())  # a step may have one query, and another many
     return Change(one.name, one.layer, one.head, mean, less("entropy"), less("first"), less("distance"))
 
 
-def _moved(mine: Call, theirs: Call) -> dict[int, float]:
-    """The share of the weight of each head that lies elsewhere, over the queries that are alive in both."""
+def _moved(mine: Call, theirs: Call) -> dict[int, np.ndarray]:
+    """The share of the weight of each head that lies elsewhere, for the queries that are alive in both."""
     known = all(call.weights is not None or call.kept is not None for call in (mine, theirs))
     if not known or mine.shape != theirs.shape or len(mine.shape) < 3 or mine.name != theirs.name:
         return {}
@@ -130,5 +130,5 @@ def _moved(mine: Call, theirs: Call) -> dict[int, float]:
     for place, head in enumerate(mine.heads or range(apart.shape[1])):
         every = apart[:, place][alive[:, place]]
         if every.size:
-            found[head] = float(every.mean())
+            found[head] = every
     return found
