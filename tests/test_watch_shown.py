@@ -190,3 +190,20 @@ def test_the_entropies_of_what_was_seen_are_drawn_by_layer() -> None:
     expected = np.array([line.entropy for line in lines[2:]]).reshape(2, 2)
     np.testing.assert_allclose(np.asarray(ax.get_images()[0].get_array()), expected)
     assert labels(ax.yaxis) == ["1", "2"]
+
+
+def test_facts_under_a_map_are_those_of_its_step_and_row() -> None:
+    model = Gpt(layers=1).eval()
+    want = {"keep": True, "received": True, "distance": True}
+    with torch.no_grad(), ch.watch(model, want=want) as seen:
+        model(ids())
+        model(ids().flip(1))
+    for batch in (0, 1):
+        with torch.no_grad(), ch.watch(model, want=want) as alone:
+            model(ids()[batch : batch + 1])
+            model(ids().flip(1)[batch : batch + 1])
+        for step, call in enumerate(numbers(seen.html(batch=batch))):
+            lines = alone.step(step).summary().lines
+            for head, line in zip(call["heads"], lines, strict=True):
+                assert f"entropy {line.entropy:.3f} nats · {line.first:.1%} on the first token" in head["facts"]
+                assert f"mean distance {line.distance:.2f}" in head["facts"]

@@ -22,7 +22,7 @@ from clearhead.core.grid import bins
 from clearhead.watching.call import NEEDS, Call, of_batch
 from clearhead.watching.page_parts import SCRIPT, STYLE
 from clearhead.watching.record import Record
-from clearhead.watching.summary import Line, summary
+from clearhead.watching.summary import Line, line_of
 
 # cells a side: 12 layers of 12 heads are then 1.6 MB
 SIDE = 64
@@ -47,9 +47,8 @@ def page(seen: Record, *, batch: int = 0, title: str = "What a model attended to
         raise ArgumentError(
             "seen", f"has {count:,} maps, and a page has room for {MOST_MAPS:,}: choose a step() or layer()"
         )
-    lines = {(line.name, line.head): line for line in summary(seen).lines}
     many = len({call.step for call in seen}) > 1
-    calls = [_plain(call, batch, lines, f"{call.step} · {call.layer}" if many else str(call.layer)) for call in seen]
+    calls = [_plain(call, batch, f"{call.step} · {call.layer}" if many else str(call.layer)) for call in seen]
     numbers = json.dumps(calls, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     kinds = "each row is a step and a layer" if many else "each row is a layer"
     about = f"{len(seen)} calls of {len(seen.names)} modules, {count} heads: {kinds}, each column a head."
@@ -70,14 +69,14 @@ def page(seen: Record, *, batch: int = 0, title: str = "What a model attended to
     )
 
 
-def _plain(call: Call, batch: int, lines: dict[tuple[str, int], Line], title: str) -> dict[str, Any]:
+def _plain(call: Call, batch: int, title: str) -> dict[str, Any]:
     queries, keys = call.names(batch)
     maps = of_batch(_maps(call), batch).astype(np.float64)  # (heads, rows, columns)
     rows, columns = maps.shape[-2:]
     pooled = (rows, columns) != (len(queries), len(keys))
     down, across = math.ceil(len(queries) / rows), math.ceil(len(keys) / columns)
     heads = []
-    for head, one in zip(call.heads or range(len(maps)), maps, strict=True):
+    for place, (head, one) in enumerate(zip(call.heads or range(len(maps)), maps, strict=True)):
         most = float(np.nanmax(one, initial=0.0))
         # in parts of the largest: at a long length every weight is small
         cells = np.round(np.nan_to_num(one) / (most or 1.0) * 65535).astype("<u2")
@@ -85,7 +84,7 @@ def _plain(call: Call, batch: int, lines: dict[tuple[str, int], Line], title: st
             {
                 "head": int(head),
                 "most": most,
-                "facts": _facts(lines.get((call.name, head)), most),
+                "facts": _facts(line_of(call, place, batch), most),
                 "data": base64.b64encode(cells.tobytes()).decode(),
             }
         )
@@ -131,10 +130,8 @@ def _blocks(names: Sequence[str], count: int) -> list[str]:
     return [f"{names[block[0]]} … {names[block[-1]]}" for block in bins(len(names), count)]
 
 
-def _facts(line: Line | None, most: float) -> str:
-    facts = []
-    if line is not None:
-        facts += [] if line.entropy is None else [f"entropy {line.entropy:.3f} nats"]
-        facts += [] if line.first is None else [f"{line.first:.1%} on the first token"]
-        facts += [] if line.distance is None else [f"mean distance {line.distance:.2f}"]
+def _facts(line: Line, most: float) -> str:
+    facts = [] if line.entropy is None else [f"entropy {line.entropy:.3f} nats"]
+    facts += [] if line.first is None else [f"{line.first:.1%} on the first token"]
+    facts += [] if line.distance is None else [f"mean distance {line.distance:.2f}"]
     return " · ".join([*facts, f"strongest colour {most:.3g}"])

@@ -112,18 +112,24 @@ def summary(seen: Record) -> Summary:
     return Summary(tuple(lines), dict(seen.missed))
 
 
-def _columns(calls: list[Call], head: int) -> tuple[float | None, ...]:
+def line_of(call: Call, place: int, batch: int) -> Line:
+    """One head of one call, by its place among those kept, over the queries of one batch row."""
+    head = call.heads[place] if call.heads else place
+    return Line(call.name, call.layer, head, *_columns([call], place, slice(batch, batch + 1)))
+
+
+def _columns(calls: list[Call], head: int, rows: slice = slice(None)) -> tuple[float | None, ...]:
     entropy, distance, first, largest = [], [], [], []
     for call in calls:
-        lse = _of_head(call.lse, head)  # (batch, queries)
+        lse = _of_head(call.lse, head)[rows]  # (batch, queries)
         live = np.isfinite(lse)
-        received = None if call.received is None else _of_head(call.received, head)
+        received = None if call.received is None else _of_head(call.received, head)[rows]
         if received is not None and call.counted is None and call.shape[-2] == call.keys:
             live &= received > 0
-        entropy.append(np.where(live, _of_head(call.entropy, head), np.nan).ravel())
-        largest.append(np.where(live, _of_head(call.max_score, head), np.nan).ravel())
+        entropy.append(np.where(live, _of_head(call.entropy, head)[rows], np.nan).ravel())
+        largest.append(np.where(live, _of_head(call.max_score, head)[rows], np.nan).ravel())
         if call.distance is not None:
-            distance.append(np.where(live, _of_head(call.distance, head), np.nan).ravel())
+            distance.append(np.where(live, _of_head(call.distance, head)[rows], np.nan).ravel())
         if received is not None:
             # of the queries that attend to anything, padded ones included: `received` does not tell them apart
             count = np.isfinite(lse[:, -(call.counted or lse.shape[-1]) :]).sum(-1)
