@@ -321,3 +321,8 @@ def test_a_trained_model_moves_bank_in_two_directions(minilm, tmp_path):
     assert result.exit_code == 0, result.output
     assert (tmp_path / "bank.svg").stat().st_size > 1000
     assert CliRunner().invoke(app, ["watch", "--shift", "bank.txt"]).exit_code == 2
+
+
+def test_a_text_that_is_no_utf8_is_refused(minilm: local_models.Loaded) -> None:
+    with pytest.raises(ch.ArgumentError, match="--text: has bytes that are no UTF-8"):
+        meaning.read(minilm, "the bank \udcff of the river")

@@ -80,6 +80,10 @@ def watched(loaded: Loaded, text: str, want: dict[str, Any]) -> tuple[Seen, list
 
     if not text.strip():
         raise ArgumentError("--text", "is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError("--text", "has bytes that are no UTF-8") from None
     tokenizer = loaded.tokenizer
     longest = min(tokenizer.model_max_length, getattr(loaded.model.config, "max_position_embeddings", None) or 10**6)
     given = tokenizer(text, return_tensors="pt", verbose=False)
