@@ -206,3 +206,13 @@ def test_pictures_too() -> None:
     x = torch.cat([model.cls_token, x], dim=1)
     expected = x + model.blocks[0]["attn"].proj.bias + model.blocks[1]["attn"].proj.bias
     torch.testing.assert_close(got, expected)
+
+
+def test_the_mean_of_one_query_is_refused() -> None:
+    model = Gpt().eval()
+    with (
+        torch.no_grad(),
+        pytest.raises(ch.ArgumentError, match=r"by: is 'mean', and 'h.0.attn' has one query, whose mean is itself"),
+        ch.ablate(model, layer=0, head=1, by="mean"),
+    ):
+        model(ids()[:, :1])

@@ -102,6 +102,11 @@ class ablate(Edit):
     def new(self, mine: Tensor, head: int) -> Tensor:
         if self.by == "zero":
             return torch.zeros_like(mine)
+        if mine.shape[-2] == 1:
+            who = self.recorder.running
+            raise ArgumentError(
+                "by", f"is 'mean', and {who!r} has one query, whose mean is itself: by='zero' changes it"
+            )
         return mine.mean(-2, keepdim=True).expand_as(mine)
 
 
