@@ -72,3 +72,26 @@ def test_empty_slots_of_a_static_cache_change_no_score(
     for score, expected in scores[1].items():
         assert np.isfinite(expected[1:]).all()
         np.testing.assert_allclose(scores[0][score], expected, rtol=1e-4, err_msg=score)
+
+
+def test_the_tokens_of_a_generated_run_are_given_once(llama: Any) -> None:
+    llama.set_attn_implementation("sdpa")
+    ids = torch.tensor([[3, 4, 3, 5, 4]])
+    with torch.no_grad(), ch.watch(llama, want={"keep": True}) as seen:
+        whole = llama.generate(ids, max_new_tokens=4, do_sample=False)
+    steps = [seen.step(step).induction(whole[:, : seen.step(step)[0].keys]).array for step in range(4)]
+    assert seen.induction(whole).array.shape == steps[0].shape == (2, 4)
+    counts = [sum(int(n in whole[0, :i].tolist()) for i, n in enumerate(whole[0, :5].tolist()))]
+    counts += [int(whole[0, i] in whole[0, :i]) for i in range(5, 8)]
+    expected = sum(c * np.nan_to_num(step) for c, step in zip(counts, steps, strict=True)) / sum(counts)
+    np.testing.assert_allclose(seen.induction(whole).array, expected, rtol=1e-6)
+    with pytest.raises(ch.ArgumentError, match="tokens: has 1 rows of 6, expected at least 7 for each of 1 sequences"):
+        seen.induction(whole[:, :6])
+
+
+def test_a_table_without_a_score_says_why(llama: Any) -> None:
+    ids = torch.arange(1, 6)[None]
+    with torch.no_grad(), ch.watch(llama, want={"keep": True}) as seen:
+        llama(ids)
+    assert "no query has such a token" in str(seen.induction(ids))
+    assert "no query has such a token" not in str(seen.induction(torch.ones_like(ids)))

@@ -74,6 +74,9 @@ class Scores(Sequence[Score]):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
         best = self.best()
         yield Text(self.title, style="bold")
+        if not best and self.lines:
+            yield Text("no query has such a token")
+            return
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for column in ("layer", "head", "score"):
             table.add_column(column, justify="right", no_wrap=True)
@@ -104,7 +107,10 @@ def previous_token(seen: Record) -> Scores:
 
 
 def first_token(seen: Record) -> Scores:
-    """The weight that a query gives the first token, the first key that anything attends to."""
+    """The weight that a query gives the first token, the first key that anything attends to.
+
+    A sliding cache forgets: once a step attends to its last tokens alone, the first of those is what is looked at.
+    """
 
     def of(call: Call) -> tuple[Mask, np.ndarray]:
         first = call.attended().argmax(-1)  # (…,)
@@ -116,9 +122,10 @@ def first_token(seen: Record) -> Scores:
 
 def duplicate_token(seen: Record, tokens: Any = None) -> Scores:
     """The weight that a query gives earlier tokens that are the same, averaged over queries that have one."""
+    steps = len({call.step for call in seen})
 
     def of(call: Call) -> tuple[Mask, np.ndarray]:
-        ids, queries = _ids(call, tokens)
+        ids, queries = _ids(call, tokens, steps)
         return documents(_rows(ids, call), _rows(queries, call)) & _before(call), _again(ids, call)
 
     return _scored(seen, "duplicate token: weight on the same token earlier", of)
@@ -126,9 +133,10 @@ def duplicate_token(seen: Record, tokens: Any = None) -> Scores:
 
 def induction(seen: Record, tokens: Any = None) -> Scores:
     """The weight that a query gives what came after the same token earlier, averaged over queries that have such."""
+    steps = len({call.step for call in seen})
 
     def of(call: Call) -> tuple[Mask, np.ndarray]:
-        ids, queries = _ids(call, tokens)
+        ids, queries = _ids(call, tokens, steps)
         follows = np.concatenate([np.full((len(ids), 1), -1), ids[:, :-1]], axis=1)  # nothing stands before the first
         upto = causal(offset=start(call))
         return documents(_rows(follows, call), _rows(queries, call)) & upto, _again(ids, call)
@@ -186,7 +194,7 @@ def _before(call: Call) -> Mask:
     return causal(offset=start(call) - 1)
 
 
-def _ids(call: Call, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
+def _ids(call: Call, tokens: Any, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens as whole numbers, equal where tokens are: of the keys (rows, keys) and of the queries (rows, queries)."""
     names: Any = call.keys_named if tokens is None else tokens
     if names is None:
@@ -195,10 +203,14 @@ def _ids(call: Call, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
         )
     rows = to_numpy(names).tolist() if is_array(names) else list(names)
     rows = rows if rows and isinstance(rows[0], list | tuple) else [rows]
+    longer = steps > 1 and tokens is not None  # a generated run: each step has the first of all tokens as keys
+    if longer and all(len(row) >= call.keys for row in rows):
+        rows = [row[: call.keys] for row in rows]
     if any(len(row) != call.keys for row in rows) or len(rows) not in (1, _batch(call)):
         raise ArgumentError(
             "tokens",
-            f"has {len(rows)} rows of {len(rows[0])}, expected {call.keys} for each of {_batch(call)} sequences",
+            f"has {len(rows)} rows of {len(rows[0])}, expected {'at least ' * longer}{call.keys} for each of "
+            f"{_batch(call)} sequences",
         )
     numbers: dict[Any, int] = {}
     ids = np.array([[numbers.setdefault(token, len(numbers)) for token in row] for row in rows])
