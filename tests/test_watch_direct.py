@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import hf_models as hf
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -265,3 +266,20 @@ def test_logits_of_the_last_position_alone_are_refused_in_words() -> None:
     model = built("llama")
     with pytest.raises(ch.ArgumentError, match=r"unembedding: was given 1 of 9 positions, .* leave out logits_to_keep"):
         ch.contributions(model, **hf.inputs("llama"), token=5, logits_to_keep=1)
+
+
+def test_tokens_are_taken_as_people_have_them() -> None:
+    model = Small().eval()
+    one, two = ch.contributions(model, GIVEN, token=5), ch.contributions(model, GIVEN, token=(5, 3))
+    for token, expected in (
+        (np.int64(5), one),
+        (torch.tensor(5), one),
+        ([5], one),
+        ([5, 3], two),
+        (torch.tensor([5, 3]), two),
+        (np.array([5, 3]), two),
+    ):
+        assert ch.contributions(model, GIVEN, token=token).lines == expected.lines
+    for wrong in (True, 5.0, torch.tensor(5.0), "5", [[5]], [], [1, 2, 3], -1, np.int64(9)):
+        with pytest.raises(ch.ArgumentError, match=r"token: is .*expected a number below 9, or two"):
+            ch.contributions(model, GIVEN, token=wrong)  # type: ignore[arg-type]

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
+import numpy as np
 import torch
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
@@ -95,7 +96,7 @@ class _Heads(watch):
 def contributions(
     model: nn.Module,
     *args: Any,
-    token: int | tuple[int, int],
+    token: SupportsIndex | Sequence[SupportsIndex],
     position: int = -1,
     batch: int = 0,
     unembedding: nn.Module | None = None,
@@ -121,10 +122,9 @@ def contributions(
     with torch.inference_mode(False), torch.no_grad(), stream, _Heads(model, stream):
         model(*args, **kwargs)
         end = stream.end()
-    tokens = token if isinstance(token, tuple) else (token,)
     count = len(end.weight)
-    whole = all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < count for one in tokens)
-    if not whole or not 1 <= len(tokens) <= 2:
+    tokens = _numbers(token)
+    if not 1 <= len(tokens) <= 2 or not all(0 <= one < count for one in tokens):
         raise ArgumentError("token", f"is {token!r}, expected a number below {count}, or two")
     rows, length = end.given.shape[0], end.given.shape[1]
     if isinstance(position, bool) or not isinstance(position, int) or not -length <= position < length:
@@ -148,3 +148,11 @@ def contributions(
 def _said(model: nn.Module) -> nn.Module | None:
     ask = getattr(model, "get_output_embeddings", None)
     return ask() if callable(ask) else None
+
+
+def _numbers(token: Any) -> list[int]:
+    """One number or several, of Python's, NumPy's or PyTorch's; none where any is no whole number."""
+    plain = token.tolist() if isinstance(token, Tensor | np.ndarray | np.generic) else token
+    given = [*plain] if isinstance(plain, list | tuple) else [plain]
+    given = [one.item() if isinstance(one, Tensor | np.generic) and one.ndim == 0 else one for one in given]
+    return given if all(isinstance(one, int) and not isinstance(one, bool) for one in given) else []
