@@ -188,6 +188,8 @@ def test_top_tokens_are_the_largest_weights_by_name() -> None:
         assert [one.token for one in got] == [names[::-1][place] for place in order]
         np.testing.assert_allclose([one.weight for one in got], row[order], rtol=1e-6)
     assert [one.position for one in seen[0].top_tokens("w0", batch=0)] == [0], "the first sees nothing but itself"
+    with pytest.raises(ch.ArgumentError, match="count: is -1, expected a whole number, 0 or more"):
+        seen[0].top_tokens(7, count=-1)
 
 
 def test_a_difference_of_prompts_is_that_of_their_weights() -> None:
