@@ -342,6 +342,9 @@ def test_scaling_refusals() -> None:
         ("profile --heads 1000000", "1,000,000 heads of 256 positions and 64 features"),
         (f"profile --heads {'9' * 30}", "heads: has 999"),
         ("profile --lengths 999999999", "999,999,999 positions"),
+        ("profile --lengths 64,99999999999", "--lengths: has 99999999999, expected numbers up to 999,999,999"),
+        (f"profile --lengths {','.join(['8'] * 65)}", "--lengths: has 65 numbers, expected at most 64"),
+        ("profile --lengths 64;128", "expected whole numbers with commas between"),
     ],
 )
 def test_the_command_line_refuses_in_one_line(arguments: str, words: str) -> None:

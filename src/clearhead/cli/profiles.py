@@ -30,8 +30,12 @@ NOT_PUBLISHED = "GPT-4 is not among them: its sizes were not published, and what
 def numbers(option: str, text: str) -> list[int]:
     """Whole numbers with commas between."""
     parts = text.split(",")
-    if len(parts) > 64 or not all(re.fullmatch(r"\s*[0-9]{1,9}\s*", part) for part in parts):
+    if not all(re.fullmatch(r"\s*[0-9]+\s*", part) for part in parts):
         raise ArgumentError(option, f"is {text[:60]!r}, expected whole numbers with commas between")
+    if len(parts) > 64:
+        raise ArgumentError(option, f"has {len(parts)} numbers, expected at most 64")
+    if large := [part.strip() for part in parts if len(part.strip()) > 9]:
+        raise ArgumentError(option, f"has {large[0][:30]}, expected numbers up to 999,999,999")
     return [int(part) for part in parts]
 
 

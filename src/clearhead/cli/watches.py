@@ -13,7 +13,7 @@ from rich.text import Text
 
 from clearhead.cli import inputs
 from clearhead.cli.attention_map import attention_map
-from clearhead.cli.plot import FORMATS, _save
+from clearhead.cli.plot import ENDINGS, FORMATS, _save
 from clearhead.core.errors import ArgumentError
 from clearhead.explain.render.terminal import printed, visible
 from clearhead.explain.tokens import bar
@@ -40,7 +40,7 @@ def watch(
     summary: Annotated[
         bool, typer.Option("--summary", help="Also every head's entropy, first token, distance.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw it into a .png or .svg file.", metavar="FILE")] = None,
+    plot: Annotated[Path | None, typer.Option(help=f"Draw it into a {ENDINGS} file.", metavar="FILE")] = None,
     shift: Annotated[
         Path | None, typer.Option(help="Draw where each text moves the word's vector, into a file.", metavar="FILE")
     ] = None,
