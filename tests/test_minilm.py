@@ -216,7 +216,7 @@ def test_any_folder_works_the_same_way(folders):
 MODELS = "expected minilm, a folder that holds a model, or the name of one in Hugging Face's cache"
 MISTAKES = {
     "--model nowhere": f"--model: is 'nowhere', {MODELS}",
-    "--plot picture.gif": "--plot: is 'picture.gif', expected a name that ends in .png or .svg or .pdf",
+    "--plot picture.gif": "--plot: is 'picture.gif', expected a name that ends in .png, .svg or .pdf",
     "--json --text one": "--word: is not given, and one text shares no word with another: say which word to look at",
     "--text one --text two": "--text: have no word in common: say which word to look at by --word",
     "--text one --word two": "--word: is 'two', which 'one' does not have; there is one",

@@ -60,7 +60,7 @@ def watch(
     """
     for option, path in (("--plot", plot), ("--shift", shift)):
         if path is not None and path.suffix.lower() not in FORMATS:
-            raise ArgumentError(option, f"is {path.name!r}, expected a name that ends in {' or '.join(FORMATS)}")
+            raise ArgumentError(option, f"is {path.name!r}, expected a name that ends in {ENDINGS}")
     from clearhead.integrations.local_models import load
     from clearhead.watching import meaning
 
