@@ -132,8 +132,10 @@ def to_numpy(array: Array) -> np.ndarray:
             raise ArgumentError(
                 "array", f"is a {type(array).__name__} on {array.device}, which holds no numbers to read"
             )
-        array = array.detach().cpu().resolve_neg()
-        return (array.float() if dtype_name(array) == "bfloat16" else array).numpy()
+        # what is not wrapped by torch.func has its numbers, though inside of it every operation wraps the result
+        with sys.modules["torch"]._C._DisableFuncTorch():
+            array = array.detach().cpu().resolve_neg()
+            return (array.float() if dtype_name(array) == "bfloat16" else array).numpy()
     if array_api_compat.is_jax_array(array):
         return np.asarray(array)
     try:
