@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
 # Inline, since a notebook keeps no style of ours; a middle blue that is seen on white and on black
@@ -31,7 +30,7 @@ class Picture(str):
         words = "queries down, keys across; filled: may attend, pale: some of the block, grey: may not"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" role="img">'
-            f"<title>{escape(words)}</title>{''.join(squares)}</svg>"
+            f"<title>{words}</title>{''.join(squares)}</svg>"
         )
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
