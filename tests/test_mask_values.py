@@ -178,3 +178,12 @@ def test_explaining_needs_no_sizes_where_the_mask_has_them() -> None:
         "query 0 may not attend to key 3: causal() lets position 2 see keys up to 2"
     )
     assert (ch.window(2) | ch.global_tokens([20])).explain(7, 5).startswith("query 7 may attend to key 5: window(2)")
+
+
+@pytest.mark.parametrize("real", [[[1], [0]], [0], [[1, 1], [1, 0]], [1, 1, 0, 1]])
+def test_padding_is_not_stretched_over_keys(real: list) -> None:
+    q = np.ones((2, 1, 3, 4))
+    with pytest.raises(ch.ArgumentError, match=r"padding: has \d keys in a row, expected 3"):
+        ch.attention(q, q, q, mask=ch.padding(real))
+    with pytest.raises(ch.ArgumentError, match="expected 3"):
+        ch.attention(q, q, q, mask=ch.causal() & ch.padding(real))

@@ -165,3 +165,29 @@ def test_global_tokens_to_come_are_none_yet() -> None:
         parts = [attend(X[:, i : i + 1], cache=cache, mask=mask) for i in range(N)]
         torch.testing.assert_close(torch.cat(parts, 1), attend(X, mask=mask))
     assert np.array_equal((ch.causal() & mask).dense(N)[0][3], [1, 1, 1, 1, 0])
+
+
+def test_padding_speaks_of_every_key() -> None:
+    decoding = layer(causal=True)
+    with torch.no_grad():
+        for wrong in (HIDDEN[:, :1], HIDDEN[:, : N - 1], HIDDEN[:2], HIDDEN[0, :1]):
+            cache = KVCache()
+            decoding(X[:, : N - 1], cache=cache, key_padding_mask=HIDDEN[:, : N - 1])
+            shape = tuple(wrong.shape)
+            with pytest.raises(ch.ArgumentError, match="key_padding_mask: has shape") as refused:
+                decoding(X[:, N - 1 :], cache=cache, key_padding_mask=wrong)
+            assert f"has shape {shape}, expected {(BATCH, N)[-len(shape) :]}" in str(refused.value)
+            last = decoding(
+                X[:, N - 1 :], cache=cache, key_padding_mask=HIDDEN
+            )  # which what is refused has not changed
+            torch.testing.assert_close(last, decoding(X, key_padding_mask=HIDDEN)[:, N - 1 :])
+        one = layer()(X, key_padding_mask=HIDDEN[1:2])  # one row for all of them is a row for each
+        torch.testing.assert_close(one, layer()(X, key_padding_mask=HIDDEN[1:2].expand(BATCH, -1)))
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array])
+def test_rows_of_a_batch_are_no_rows_of_queries(kind) -> None:
+    single, q = ScaledDotProductAttention(WIDTH), X[:, None, :3]
+    for keys, said in ((X[:, None], "padding"), (X[:, None, :3], "padding")):
+        with pytest.raises(ch.ArgumentError, match=said):
+            single(q, keys, keys, mask=kind([[True] * keys.shape[-2]] * BATCH))

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from clearhead.core.admit import admit
 from clearhead.core.arrays import Array, dtype_name, is_array, is_torch, refuse_masked, settled
 from clearhead.core.errors import ArgumentError
+from clearhead.core.grid import Grid, certainly
 from clearhead.core.mask import Mask, Where, as_mask
 from clearhead.core.masks import causal
 
@@ -54,6 +56,19 @@ def hides(array: Array) -> Mask:
     return as_mask("hides", ~truths("hides", array))
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Padding(Where):
+    """Which keys are real, (batch, 1, 1, keys) or (1, keys): unlike other arrays it is never stretched over the keys."""
+
+    wire = "padding"
+
+    def check(self, grid: Grid) -> None:
+        keys = self.array.shape[-1]
+        if certainly(keys != grid.keys):
+            raise ArgumentError("padding", f"has {keys} keys in a row, expected {grid.keys}: {grid}")
+        super().check(grid)
+
+
 def padding(attention_mask: Any) -> Mask:
     """Which keys are real, as tokenizers say it: (batch, S) or (S,), 1 or True for a token and 0 for padding.
 
@@ -73,7 +88,9 @@ def padding(attention_mask: Any) -> Mask:
     if real.ndim not in (1, 2):
         shape = tuple(real.shape)
         raise ArgumentError("padding", f"has shape {shape}, expected (batch, keys) or (keys,), 1 where a token is real")
-    return as_mask("padding", real if real.ndim == 1 else real[:, None, None, :])
+    mask = as_mask("padding", real if real.ndim == 1 else real[:, None, None, :])
+    assert isinstance(mask, Where)
+    return Padding(mask.array)
 
 
 def truths(argument: str, array: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.core.array_masks import given_mask, padding, where
+from clearhead.core.array_masks import Padding, given_mask, padding, where
 from clearhead.core.arrays import dtype_name, is_array, is_traced
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Alignment, certainly, whole_numbers
@@ -131,6 +131,7 @@ def visible(
             given = anchored(given, held, queries)
         found = given if found is None else found & given
     if unpadded is not None:
+        speaks_of_keys(unpadded, held)
         found = unpadded if found is None else found & unpadded
     if real is not None and not cached:  # in a cache padding lies ahead of every query
         padded = lengths(real)
@@ -178,6 +179,19 @@ def hidden_keys(key_padding_mask: Any) -> Mask:
     if key_padding_mask.ndim not in (1, 2):
         raise ArgumentError(name, f"has shape {tuple(key_padding_mask.shape)}, expected (batch, keys)")
     return padding(~key_padding_mask)
+
+
+def speaks_of_keys(unpadded: Mask, held: Held) -> None:
+    """Refuse a `key_padding_mask` that has not one number for each key: one of a single key would be taken for all."""
+    assert isinstance(unpadded, Padding)
+    *rows, _, _, said = unpadded.array.shape if unpadded.array.ndim > 2 else (1, *unpadded.array.shape)
+    batch, keys = held.k.shape[0], held.k.shape[-2]
+    if certainly(said != keys) or any(certainly(row != batch) and certainly(row != 1) for row in rows):
+        shape = (*rows, said)
+        raise ArgumentError(
+            "key_padding_mask",
+            f"has shape {shape}, expected {(batch, keys)[-len(shape) :]}: with a cache, all tokens so far are its keys",
+        )
 
 
 def anchored(mask: Mask, held: Held, queries: int) -> Mask:

@@ -8,7 +8,7 @@ from typing import Any, Never
 
 from torch import Tensor, nn
 
-from clearhead.core.arrays import is_torch
+from clearhead.core.arrays import is_array
 from clearhead.core.errors import ArgumentError
 from clearhead.core.foreign import closed, refuse_others
 from clearhead.core.mask import Mask
@@ -61,7 +61,7 @@ class ScaledDotProductAttention(nn.Module):
             raise ArgumentError("query", f"has {query.shape[-1]} features, expected d_k, {self.d_k}")
         dropout = self.dropout if self.training else 0.0
         scale = 1.0 / math.sqrt(self.d_k)
-        if is_torch(mask) and query.ndim > 2:
+        if mask is not None and not isinstance(mask, Mask) and is_array(mask) and query.ndim > 2:
             heads = query.shape[-3] if query.ndim > 3 else 1
             mask = of_rows(mask, query.shape[0], heads, query.shape[-2], key.shape[-2])
         output, seen = attend(query, key, value, mask=mask, bias=bias, scale=scale, dropout=dropout, observe=wanted)
