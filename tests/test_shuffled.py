@@ -109,3 +109,16 @@ def test_refusals() -> None:
             ch.shuffle_weights(Q, K, V, **options)
     with pytest.raises(ch.ArgumentError, match="k: has 4 features"):
         ch.shuffle_weights(Q, K[..., :4], V)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_not_said_to_stay(bad: float) -> None:
+    spoiled = ch.shuffle_weights(Q * bad, K, V)
+    assert spoiled.matters is None
+    assert "does not matter" not in str(spoiled)
+    assert "cannot be told" in str(spoiled)
+    some = Q.copy()
+    some[0, 0] = np.nan
+    found = ch.shuffle_weights(some, K, V)
+    assert found.matters is True
+    assert "Of 1 queries it cannot be told" in " ".join(str(found).split())

@@ -49,12 +49,17 @@ class Shuffled:
     @property
     def moves(self) -> np.ndarray:
         """True for queries whose output depends on which key gets which weight, beyond rounding; (…, T)."""
-        return self.expected > self.rounding
+        return (self.expected > self.rounding) & ~self.unknown
 
     @property
-    def matters(self) -> bool:
-        """True where the output of any query depends on it."""
-        return bool(self.moves.any())
+    def matters(self) -> bool | None:
+        """True where the output of any query depends on it; None where none does that can be told, and some cannot."""
+        return True if self.moves.any() else None if self.unknown.any() else False
+
+    @property
+    def unknown(self) -> np.ndarray:
+        """True for queries of which it cannot be told: weights or values are not finite, or too large; (…, T)."""
+        return ~np.isfinite(self.expected) | ~np.isfinite(self.rounding)
 
     def share(self, field: str = "expected") -> float:
         """A distance beside the output's own length, as root mean squares over all queries: 0.5 is half of it."""
@@ -75,9 +80,15 @@ class Shuffled:
             drawn = f"  {number(self.share('drawn'), 4)} over {self.shuffles:,} that were drawn, seed {self.seed}"
             facts.insert(2, drawn)
         facts.append(f"{moved:,} of {queries:,} queries move at all.")
+        unknown = int(self.unknown.sum())
+        verdict = ""
+        if unknown:
+            facts.append(
+                f"Of {unknown:,} queries it cannot be told: their weights or values are not finite, or too large."
+            )
         if self.matters:
             verdict = "It matters which key gets which weight."
-        else:
+        elif self.matters is False:
             verdict = (
                 "It does not matter which key gets which weight: weights are equal, or values, or one key is seen."
             )
