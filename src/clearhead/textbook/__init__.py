@@ -88,7 +88,10 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name in _LATER:
-            return import_module(f"clearhead.textbook.{name}")
+            try:
+                return import_module(f"clearhead.textbook.{name}")
+            except ImportError as missing:  # which hasattr and completion do not expect of a name
+                raise AttributeError(str(missing)) from missing
         raise AttributeError(f"module 'clearhead.textbook' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
