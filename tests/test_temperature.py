@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import clearhead as ch
 from clearhead.cli import app
+from clearhead.core.temperature import tempered
 
 RNG = np.random.default_rng(0)
 Q, K, V = RNG.standard_normal((5, 7)), RNG.standard_normal((11, 7)), RNG.standard_normal((11, 3))
@@ -77,3 +78,16 @@ def test_the_command_line_takes_it() -> None:
     refused = CliRunner().invoke(app, ["explain", "--temperature", "0"])
     assert refused.exit_code == 2
     assert refused.output.startswith("clearhead: temperature: is 0.0")
+
+
+def test_the_scale_is_checked_before_it_is_divided() -> None:
+    q = np.ones((3, 4), np.float32)
+    for options, words in (
+        ({"scale": True, "temperature": 1e-10}, "scale: is True"),
+        ({"scale": "1", "temperature": 1.0}, "scale: is '1'"),
+        ({"scale": np.inf, "temperature": 2.0}, "scale: is inf"),
+        ({"scale": 1e300, "temperature": 1e-300}, "temperature: is 1e-300, by which the scale 1e[+]300"),
+    ):
+        with pytest.raises(ch.ArgumentError, match=words):
+            ch.attention(q, q, q, **options)
+    assert tempered(3.0, np.float32(0.1), q) == float(np.float32(0.1)) / 3.0

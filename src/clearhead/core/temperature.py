@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from clearhead.core.arrays import is_traced
+from clearhead.core.arrays import dtype_name, is_traced
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.problem import default_scale, refuse_gradient
 
@@ -22,13 +22,31 @@ def tempered(temperature: Any, scale: Any, q: Any) -> Any:
     """
     if not is_traced(temperature):
         temperature = _known(temperature)
+    elif dtype_name(temperature) == "bool":
+        raise ArgumentError("temperature", "has dtype bool, expected a number above 0")
     if scale is None:
         # what is no array is refused by who checks arrays
         scale = default_scale(q) if len(getattr(q, "shape", ())) else 1.0
+    elif not is_traced(scale):
+        scale = _finite(scale)
+    quotient = scale / temperature
+    if isinstance(quotient, float) and not math.isfinite(quotient):
+        raise ArgumentError(
+            "temperature", f"is {shown(temperature)}, by which the scale {shown(scale)} becomes larger than any number"
+        )
+    return quotient
+
+
+def _finite(scale: Any) -> float:
+    """A scale as a float of Python, that a temperature divides in float64 whatever it was given in."""
+    refuse_gradient("scale", scale)
     try:
-        return scale / temperature
-    except TypeError:
-        raise ArgumentError("scale", f"is {shown(scale)}, expected a finite number") from None
+        number = float(scale)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(scale, bool | str) or not math.isfinite(number):
+        raise ArgumentError("scale", f"is {shown(scale)}, expected a finite number")
+    return number
 
 
 def _known(temperature: Any) -> float:
