@@ -33,3 +33,24 @@ def test_gradients_of_functions(name: str) -> None:
     loss(leaf).backward()
     torch.testing.assert_close(torch.func.grad(loss)(q), leaf.grad)
     torch.testing.assert_close(torch.func.jacrev(loss)(q), leaf.grad)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda: ch.lets(SQUARE.numpy()),
+        lambda: ch.hides(HIDDEN.numpy()),
+        lambda: ch.where(ALLOWED.numpy()),
+        lambda: ALLOWED.numpy(),
+        lambda: ch.padding([[1, 1, 0], [1, 0, 1]]),
+        lambda: ch.padding(REAL.numpy()),
+    ],
+)
+def test_arrays_of_numpy_in_what_is_compiled(mask: Callable[[], Any]) -> None:
+    q = torch.randn(2, 1, 3, 4, generator=torch.Generator().manual_seed(0))
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return ch.attention(q, q, q, mask=mask())
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="eager")(q), attend(q))

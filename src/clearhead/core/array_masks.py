@@ -27,11 +27,13 @@ from clearhead.core.masks import causal
 
 # sizes of the triangles that are looked for: smaller ones come about by chance, larger ones take long to compare
 SMALLEST, LARGEST = 3, 4096
+# what PyTorch's compiler can make a tensor of; a union of types is more than it follows
+KINDS = (np.ndarray, list, tuple)
 
 
 def where(array: Array) -> Mask:
     """A boolean array as a mask value, True where a query may attend; it broadcasts to (*batch, heads, T, S)."""
-    return as_mask("where", array)
+    return as_mask("where", _own(array))
 
 
 def lets(array: Array) -> Mask:
@@ -58,7 +60,7 @@ def hides(array: Array) -> Mask:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Padding(Where):
-    """Which keys are real, (batch, 1, 1, keys) or (1, keys): unlike other arrays it is never stretched over the keys."""
+    """Which keys are real, (batch, 1, 1, keys) or (1, keys): unlike other arrays never stretched over keys."""
 
     wire = "padding"
 
@@ -80,6 +82,8 @@ def padding(attention_mask: Any) -> Mask:
     [[0, 1, 1], [1, 1, 1]]
     """
     if isinstance(attention_mask, list | tuple):
+        attention_mask = _own(attention_mask)
+    if isinstance(attention_mask, list | tuple):
         try:
             attention_mask = np.asarray(attention_mask)
         except ValueError:  # rows that have not the same length
@@ -96,6 +100,7 @@ def padding(attention_mask: Any) -> Mask:
 def truths(argument: str, array: Array) -> Array:
     """Zeros and ones of any kind of number as booleans; other numbers are refused where they can be read at once."""
     refuse_masked(argument, array)
+    array = _own(array)
     if not is_array(array):
         raise ArgumentError(argument, f"is a {type(array).__name__}, expected an array of True and False, or 1 and 0")
     array = admit(argument, array)
@@ -121,7 +126,7 @@ def given_mask(argument: str, value: Mask | Array) -> Mask:
     """
     if isinstance(value, Mask):
         return value
-    mask = as_mask(argument, value)
+    mask = as_mask(argument, _own(value))
     if is_mirrored(mask):
         raise ArgumentError(
             argument,
@@ -160,6 +165,13 @@ def of_pytorch(argument: str, mask: Any, q: Array, k: Array) -> Any:
     if sizes != expected:
         raise ArgumentError(argument, f"is a CausalBias of sizes {sizes}, expected {expected}: queries and keys")
     return causal(align="start" if mask.variant.name == "UPPER_LEFT" else "end")
+
+
+def _own(array: Any) -> Any:
+    """What PyTorch compiles stays its own: there, NumPy arrays are tensors in disguise, and lists become tensors."""
+    if _compiling() and isinstance(array, KINDS):
+        return sys.modules["torch"].as_tensor(array)
+    return array
 
 
 def _compiling() -> bool:
