@@ -191,3 +191,23 @@ def test_rows_of_a_batch_are_no_rows_of_queries(kind) -> None:
     for keys, said in ((X[:, None], "padding"), (X[:, None, :3], "padding")):
         with pytest.raises(ch.ArgumentError, match=said):
             single(q, keys, keys, mask=kind([[True] * keys.shape[-2]] * BATCH))
+
+
+def test_advice_of_the_layer_without_projections_can_be_taken() -> None:
+    single = ScaledDotProductAttention(WIDTH)
+    for name, words in (
+        ("is_causal", r"give mask=causal\(\)$"),
+        ("causal", r"give mask=causal\(\)$"),
+        ("key_padding_mask", r"give mask=padding\(~key_padding_mask\)"),
+    ):
+        with pytest.raises(ch.ArgumentError, match=words):
+            single(X, X, X, **{name: HIDDEN})
+    with pytest.raises(TypeError, match="past_key_value"):
+        single(X, X, X, past_key_value=None)
+    three = X[:, :3]
+    with pytest.raises(ch.ArgumentError, match="padding"):
+        single(three, three, three, mask=~HIDDEN[:, :3])
+    real = ch.padding(~HIDDEN)
+    for mask in (real, ch.causal() & real, ~(~real | ~ch.causal())):
+        by_heads = single(X[:, None], X[:, None], X[:, None], mask=mask)[:, 0]
+        torch.testing.assert_close(single(X, X, X, mask=mask), by_heads)

@@ -168,6 +168,15 @@ def of_rows(mask: Any, batch: int, heads: int, queries: int, keys: int) -> Mask:
     return given_mask("mask", mask)
 
 
+def without_heads(mask: Mask) -> Mask:
+    """The padding in a mask of (batch, 1, 1, keys) as (batch, 1, keys), for queries that have no axis for heads."""
+    if isinstance(mask, Padding):
+        return Padding(mask.array[:, 0]) if mask.array.ndim == 4 else mask
+    fields = {name: getattr(mask, name) for name in getattr(mask, "__dataclass_fields__", ())}
+    inner = {name: without_heads(value) for name, value in fields.items() if isinstance(value, Mask)}
+    return type(mask)(**{**fields, **inner}) if inner else mask
+
+
 def hidden_keys(key_padding_mask: Any) -> Mask:
     """PyTorch's `key_padding_mask`, True where a key is padding, as the mask of the keys that are not."""
     name = "key_padding_mask"

@@ -14,7 +14,14 @@ from clearhead.core.foreign import closed, refuse_others
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
 from clearhead.nn.attend import FORWARD, attend, probability, size, what_to_observe
-from clearhead.nn.places import of_rows
+from clearhead.nn.places import of_rows, without_heads
+
+# what the layers with projections answer otherwise: this one has neither causal= nor a cache
+HERE = {name: words for name, words in FORWARD.items() if not name.startswith("past_")} | {
+    "is_causal": "give mask=causal()",
+    "causal": "give mask=causal()",
+    "key_padding_mask": "give mask=padding(~key_padding_mask), for True hides there",
+}
 
 
 class ScaledDotProductAttention(nn.Module):
@@ -55,7 +62,7 @@ class ScaledDotProductAttention(nn.Module):
         array (batch, S) is `padding(array)`, never a mask by itself.
         """
         if others:
-            refuse_others("ScaledDotProductAttention.forward", others, FORWARD)
+            refuse_others("ScaledDotProductAttention.forward", others, HERE)
         wanted = what_to_observe(observe, return_weights)
         if query.shape[-1] != self.d_k:
             raise ArgumentError("query", f"has {query.shape[-1]} features, expected d_k, {self.d_k}")
@@ -64,6 +71,8 @@ class ScaledDotProductAttention(nn.Module):
         if mask is not None and not isinstance(mask, Mask) and is_array(mask) and query.ndim > 2:
             heads = query.shape[-3] if query.ndim > 3 else 1
             mask = of_rows(mask, query.shape[0], heads, query.shape[-2], key.shape[-2])
+        if isinstance(mask, Mask) and query.ndim == 3:
+            mask = without_heads(mask)
         output, seen = attend(query, key, value, mask=mask, bias=bias, scale=scale, dropout=dropout, observe=wanted)
         if return_weights and seen is not None:
             return output, seen.weights
