@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -180,3 +183,13 @@ def test_a_kernel_asked_for_by_name_refuses_in_words() -> None:
         ch.attention(x, x, x, bias=bias, kernel="tiled")
     assert str(refusal.value) == "kernel 'tiled' refused: it gives no gradient for a bias; `dense` does"
     assert refusal.value.kernel == "tiled"
+
+
+@pytest.mark.parametrize("call", [ch.attention, ch.observe, ch.plan, ch.trace, ch.shuffle_weights])
+def test_arguments_of_other_libraries_are_answered_first(call: Any) -> None:
+    q, options = np.ones((3, 4)), {"query": 0} if call is ch.trace else {}
+    with pytest.raises(TypeError, match=r"is_causal: is no argument of \w+: give mask=causal"):
+        call(q, q, q, foo=1, is_causal=True, **options)
+    with pytest.raises(TypeError, match="'foo'"):
+        call(q, q, q, foo=1, **options)
+    assert "others" not in inspect.signature(call).parameters

@@ -48,9 +48,10 @@ class UnknownArgument(ArgumentError, TypeError):
 
 def refuse_others(function: str, others: Mapping[str, Any], instead: Mapping[str, str]) -> None:
     """Refuse arguments that a function has not: in our words where it is known what is meant, else as Python does."""
+    name = next((name for name in others if name in instead), None)
+    if name is not None:
+        raise UnknownArgument(name, f"is no argument of {function}: {instead[name]}")
     for name in others:
-        if name in instead:
-            raise UnknownArgument(name, f"is no argument of {function}: {instead[name]}")
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 

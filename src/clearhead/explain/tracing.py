@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from clearhead.core.arrays import AnyArray, dtype_name
 from clearhead.core.errors import ArgumentError
+from clearhead.core.foreign import ATTENTION, closed, refuse_others
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
@@ -186,6 +187,7 @@ def jsonable(value: Any) -> Any:
     return value
 
 
+@closed
 def trace(
     q: AnyArray,
     k: AnyArray,
@@ -202,6 +204,7 @@ def trace(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout: tuple[float, int] | None = None,
+    **others: Never,
 ) -> Trace:
     """Every arithmetic step for one query of `attention` with the same arguments, by the formula itself.
 
@@ -243,6 +246,8 @@ def trace(
     The result is one value: `print` it, `rich.print` it, let a notebook show it, or ask it for `markdown()`, `html()`,
     `latex()`, `json()`, one pair with `cell(key)`, or every single operation with `walk()`.
     """
+    if others:
+        refuse_others("trace", others, ATTENTION)
     if temperature is not None:
         scale = tempered(temperature, scale, q)
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)

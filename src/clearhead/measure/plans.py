@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Never
 
 from clearhead.core.arrays import AnyArray, Array, dtype_name
+from clearhead.core.foreign import ATTENTION, closed, refuse_others
 from clearhead.core.grid import Grid
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
@@ -56,6 +58,7 @@ class Plan:
         return sheet("plan", [self.problem], rows(self._told()))
 
 
+@closed
 def plan(
     q: AnyArray,
     k: AnyArray,
@@ -69,6 +72,7 @@ def plan(
     sinks: AnyArray | None = None,
     dropout: tuple[float, int] | None = None,
     kernel: str | None = None,
+    **others: Never,
 ) -> Plan:
     """Which kernel `attention` would run with these arguments, why each other would not, and what it costs.
 
@@ -87,10 +91,12 @@ def plan(
       bytes moved   32 MiB
       full matrix   512 MiB, never built
     """
+    if others:
+        refuse_others("plan", others, ATTENTION)
     if temperature is not None:
         scale = tempered(temperature, scale, q)
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    chosen, others = compare(problem, kernel)
+    chosen, passed_over = compare(problem, kernel)
     grid = problem.grid
     copies = grid.heads
     for size in grid.batch:
@@ -101,7 +107,7 @@ def plan(
     elements = sum(_elements(a) for a in (problem.q, problem.k, problem.v)) + copies * grid.queries * width
     return Plan(
         kernel=chosen.name,
-        others=others,
+        others=passed_over,
         problem=_described(problem),
         pairs=copies * pairs,
         all_pairs=copies * grid.queries * grid.keys,

@@ -6,12 +6,14 @@ import math
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Never
 
 import numpy as np
 
 from clearhead.core import formula
 from clearhead.core.arrays import AnyArray, is_traced, to_numpy
 from clearhead.core.errors import ArgumentError, shown
+from clearhead.core.foreign import ATTENTION, closed, refuse_others
 from clearhead.core.grid import part
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
@@ -101,6 +103,7 @@ class Shuffled:
     __repr__ = __str__
 
 
+@closed
 def shuffle_weights(
     q: AnyArray,
     k: AnyArray,
@@ -114,6 +117,7 @@ def shuffle_weights(
     sinks: AnyArray | None = None,
     shuffles: int = 10,
     seed: int = 0,
+    **others: Never,
 ) -> Shuffled:
     """Shuffle each query's weights among the keys that it sees: does the output change, and how far?
 
@@ -139,6 +143,8 @@ def shuffle_weights(
     O(n) memory. The same seed draws the same shuffles, which only show what `expected` knows:
     with shuffles=0 none are.
     """
+    if others:
+        refuse_others("shuffle_weights", others, ATTENTION)
     for name, value, least in (("shuffles", shuffles, 0), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < 2**40:
             raise ArgumentError(name, f"is {shown(value)}, expected a whole number of at least {least}")
