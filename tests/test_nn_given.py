@@ -7,7 +7,14 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.nn import DifferentialAttention, KVCache, LatentAttention, MultiHeadAttention, ScaledDotProductAttention
+from clearhead.nn import (
+    DifferentialAttention,
+    KVCache,
+    LatentAttention,
+    MultiHeadAttention,
+    ScaledDotProductAttention,
+    TransformerBlock,
+)
 
 BATCH, HEADS, N, WIDTH = 3, 2, 5, 8
 X = torch.randn(BATCH, N, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -211,3 +218,42 @@ def test_advice_of_the_layer_without_projections_can_be_taken() -> None:
     for mask in (real, ch.causal() & real, ~(~real | ~ch.causal())):
         by_heads = single(X[:, None], X[:, None], X[:, None], mask=mask)[:, 0]
         torch.testing.assert_close(single(X, X, X, mask=mask), by_heads)
+
+
+def test_a_ring_gives_no_weights_out_of_order() -> None:
+    decoding = layer(causal=True)
+    with torch.no_grad():
+        cache = KVCache(window=2)
+        decoding(X[:, :3], cache=cache)
+        with pytest.raises(ch.ArgumentError, match="return_weights: is given together with a ring"):
+            decoding(X[:, 3:4], cache=cache, return_weights=True)
+        _, weights = decoding(X, cache=KVCache(), return_weights=True)
+        torch.testing.assert_close(weights, decoding(X, return_weights=True)[1])
+
+
+OTHERS = {
+    "latent": lambda: LatentAttention(WIDTH, HEADS, kv_rank=4, causal=True),
+    "differential": lambda: DifferentialAttention(WIDTH, HEADS, causal=True),
+    "block": lambda: TransformerBlock(WIDTH, HEADS, causal=True),
+    "latent block": lambda: TransformerBlock(
+        WIDTH, HEADS, attention=LatentAttention(WIDTH, HEADS, kv_rank=4, causal=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_layer_takes_key_padding_mask(name: str) -> None:
+    torch.manual_seed(0)
+    module = OTHERS[name]().double().eval()
+    with torch.no_grad():
+        whole = module(X, key_padding_mask=HIDDEN)
+        torch.testing.assert_close(whole, module(X, mask=ch.padding(~HIDDEN)))
+        cache = KVCache()
+        parts = [module(X[:, i : i + 1], cache=cache, key_padding_mask=HIDDEN[:, : i + 1]) for i in range(N)]
+        torch.testing.assert_close(torch.cat(parts, 1), whole)
+        with pytest.raises(ch.ArgumentError, match="key_padding_mask: has shape"):
+            module(X, key_padding_mask=HIDDEN[:, :1])
+    with pytest.raises(ch.ArgumentError, match="attn_mask: is no argument of"):
+        module(X, attn_mask=HIDDEN)
+    with pytest.raises(TypeError, match="'foo'"):
+        module(X, foo=1)

@@ -36,6 +36,12 @@ FORWARD = {
     "past_key_value": "give cache=KVCache()",
 }
 
+# for layers that give no pair but by observe
+OBSERVED = FORWARD | dict.fromkeys(
+    ("need_weights", "return_weights", "output_attentions", "average_attn_weights"),
+    "observe={'weights': True} gives the weights",
+)
+
 
 def draw() -> Tensor:
     """A seed from PyTorch's generator, so that `torch.manual_seed` reproduces what is dropped."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.core.errors import ArgumentError
-from clearhead.nn.attend import probability, size
+from clearhead.core.foreign import closed, refuse_others
+from clearhead.nn.attend import FORWARD, probability, size
 from clearhead.nn.cache import KVCache, all_or_nothing
 from clearhead.nn.multihead import MultiHeadAttention
 
 Activation = Literal["gelu", "relu", "swiglu"]
+# a block gives no weights
+BLOCK = {name: words for name, words in FORWARD.items() if "return_weights" not in words}
 
 
 class FeedForward(nn.Module):
@@ -102,10 +105,24 @@ class TransformerBlock(nn.Module):
         self.feed_forward = FeedForward(dim, hidden, activation, bias, **made)
         self.norm1, self.norm2 = (_norm(norm, rms, dim, bias, made) for _ in range(2))
 
+    @closed
     @all_or_nothing
-    def forward(self, x: Tensor, *, mask: Any = None, lengths: Any = None, cache: KVCache | None = None) -> Tensor:
-        """x (batch, positions, dim); mask, lengths and cache are those of the attention module."""
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Any = None,
+        lengths: Any = None,
+        key_padding_mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        **others: Never,
+    ) -> Tensor:
+        """x (batch, positions, dim); mask, lengths, key_padding_mask and cache are those of the attention module."""
+        if others:
+            refuse_others("TransformerBlock.forward", others, BLOCK)
         how = {"mask": mask, "lengths": lengths, "cache": cache}
+        if key_padding_mask is not None:  # which a module of one's own need not know
+            how["key_padding_mask"] = key_padding_mask
         if self.norm != "post":  # without a norm, norm1 and norm2 hand on what they are given
             x = x + self._dropped(self.attention(self.norm1(x), **how))
             return x + self._dropped(self.feed_forward(self.norm2(x)))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.core.errors import ArgumentError
+from clearhead.core.foreign import closed, refuse_others
 from clearhead.core.positions import Rotary
-from clearhead.nn.attend import attend, check_sequence, grouped, probability, size
+from clearhead.nn.attend import OBSERVED, attend, check_sequence, grouped, probability, size
 from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by
-from clearhead.nn.places import query_places, visible
+from clearhead.nn.places import hidden_keys, query_places, visible
 from clearhead.nn.rotation import Turn
 
 
@@ -83,6 +84,7 @@ class DifferentialAttention(nn.Module):
         first, second = (q * k).sum(-1).exp()
         return first - second + self.lambda_init
 
+    @closed
     @all_or_nothing
     def forward(
         self,
@@ -90,14 +92,19 @@ class DifferentialAttention(nn.Module):
         *,
         mask: Any = None,
         lengths: Any = None,
+        key_padding_mask: Tensor | None = None,
         cache: KVCache | None = None,
         observe: Mapping[str, Any] | None = None,
+        **others: Never,
     ) -> Any:
         """x (batch, T, embed_dim); the arguments are those of `MultiHeadAttention`.
 
         With `observe` the result is (output, (`Observed`, `Observed`)): of the softmax that is added, and of the one
         that is taken away.
         """
+        if others:
+            refuse_others("DifferentialAttention.forward", others, OBSERVED)
+        unpadded = None if key_padding_mask is None else hidden_keys(key_padding_mask)
         check_sequence(x, self.embed_dim)
         queries, d = x.shape[1], self.head_dim
         q, k, v = (
@@ -106,9 +113,11 @@ class DifferentialAttention(nn.Module):
         if self.turn is not None:
             places = query_places(begun(cache), queries, x)
             q, k = (torch.cat([self.turn(half, places) for half in (t[..., :d], t[..., d:])], dim=-1) for t in (q, k))
-        kept = held_by(cache, k, v, lengths, mask, self.causal or self.window is not None)
+        kept = held_by(cache, k, v, lengths, unpadded if mask is None else mask, self.causal or self.window is not None)
         options: dict[str, Any] = {
-            "mask": visible(kept, queries, self.num_heads, mask, lengths, cache is not None, self.causal, self.window),
+            "mask": visible(
+                kept, queries, self.num_heads, mask, lengths, cache is not None, self.causal, self.window, unpadded
+            ),
             "kernel": self.kernel,
             "dropout": self.dropout if self.training else 0.0,
             "observe": observe,

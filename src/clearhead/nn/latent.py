@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.core.errors import ArgumentError
+from clearhead.core.foreign import closed, refuse_others
 from clearhead.core.positions import Rotary, rotary
-from clearhead.nn.attend import attend, check_sequence, probability, size
+from clearhead.nn.attend import OBSERVED, attend, check_sequence, probability, size
 from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by
-from clearhead.nn.places import query_places, visible
+from clearhead.nn.places import hidden_keys, query_places, visible
 from clearhead.nn.rotation import Turn
 
 
@@ -81,6 +82,7 @@ class LatentAttention(nn.Module):
         self.kv_up = nn.Linear(kv_rank, num_heads * (self.head_dim + self.value_dim), bias=False, **made)
         self.out_proj = nn.Linear(num_heads * self.value_dim, embed_dim, bias=False, **made)
 
+    @closed
     @all_or_nothing
     def forward(
         self,
@@ -88,10 +90,15 @@ class LatentAttention(nn.Module):
         *,
         mask: Any = None,
         lengths: Any = None,
+        key_padding_mask: Tensor | None = None,
         cache: KVCache | None = None,
         observe: Mapping[str, Any] | None = None,
+        **others: Never,
     ) -> Any:
         """x (batch, T, embed_dim); the arguments are those of `MultiHeadAttention`."""
+        if others:
+            refuse_others("LatentAttention.forward", others, OBSERVED)
+        unpadded = None if key_padding_mask is None else hidden_keys(key_padding_mask)
         check_sequence(x, self.embed_dim)
         queries = x.shape[1]
         places = query_places(begun(cache), queries, x)
@@ -102,7 +109,7 @@ class LatentAttention(nn.Module):
         latent = self.kv_norm(down[..., : self.kv_rank])
         held = torch.cat([latent, self.turn(down[..., self.kv_rank :], places)], dim=-1)
         looks_back = self.causal or self.window is not None
-        kept = held_by(cache, held, held[..., :0], lengths, mask, looks_back)
+        kept = held_by(cache, held, held[..., :0], lengths, unpadded if mask is None else mask, looks_back)
         # once, and not for keys and values apart: a parametrization may cost much, or draw
         up = self.up() if self.absorbs(queries, cache) else None
         q, k, v = self.made(plain, turned, kept.k) if up is None else self.absorbed(plain, turned, kept.k, up[0])
@@ -110,7 +117,9 @@ class LatentAttention(nn.Module):
             q,
             k,
             v,
-            mask=visible(kept, queries, self.num_heads, mask, lengths, cache is not None, self.causal, self.window),
+            mask=visible(
+                kept, queries, self.num_heads, mask, lengths, cache is not None, self.causal, self.window, unpadded
+            ),
             scale=self.scale,
             kernel=self.kernel,
             dropout=self.dropout if self.training else 0.0,

@@ -170,7 +170,8 @@ class MultiHeadAttention(nn.Module):
           causal. With a ring, a mask has to be None.
         - observe: what to observe, such as `{"top": 5, "received": True}`; the result is then (output, `Observed`).
         - return_weights: the result is then (output, weights), the weights (batch, num_heads, T, S) of each head before
-          dropout, without gradients; they take T·S numbers a head.
+          dropout, without gradients; they take T·S numbers a head. Not with a ring, whose keys do not lie in order, and
+          not in what `torch.compile` or `torch.export` trace.
 
         **The result is one tensor unless `observe` or `return_weights` asks for a pair.** With neither,
         `output, weights = attend(x)`, as `torch.nn.MultiheadAttention` is called, takes a batch of two apart, and there
@@ -180,6 +181,11 @@ class MultiHeadAttention(nn.Module):
             refuse_others("MultiHeadAttention.forward", others, FORWARD)
         wanted = what_to_observe(observe, return_weights)
         unpadded = None if key_padding_mask is None else hidden_keys(key_padding_mask)
+        if return_weights and cache is not None and cache.window is not None:
+            raise ArgumentError(
+                "return_weights",
+                "is given together with a ring, whose keys do not lie in order: observe={'weights': True} is by slot",
+            )
         flat = query.ndim == 2
         self._check(query, key, value)
         if flat:

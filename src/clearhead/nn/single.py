@@ -58,8 +58,8 @@ class ScaledDotProductAttention(nn.Module):
     ) -> Any:
         """Arguments are those of `clearhead.attention`; with `observe` the result is (output, `Observed`).
 
-        With `return_weights` it is (output, weights), the weights (…, T, S) before dropout and without gradients. An
-        array (batch, S) is `padding(array)`, never a mask by itself.
+        With `return_weights` it is (output, weights), the weights (…, T, S) before dropout and without gradients; not
+        in what `torch.compile` or `torch.export` trace. An array (batch, S) is `padding(array)`, never a mask itself.
         """
         if others:
             refuse_others("ScaledDotProductAttention.forward", others, HERE)
