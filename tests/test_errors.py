@@ -193,3 +193,26 @@ def test_arguments_of_other_libraries_are_answered_first(call: Any) -> None:
     with pytest.raises(TypeError, match="'foo'"):
         call(q, q, q, foo=1, **options)
     assert "others" not in inspect.signature(call).parameters
+
+
+LOOPS = np.ones((5, 2))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "mask", "words"),
+    [
+        ((3, 3, 3), None, "q: is no table of numbers"),
+        ((None, LOOPS, LOOPS), None, "q: is no table of numbers"),
+        ((LOOPS * 1j, LOOPS, LOOPS), None, "q: has shape"),
+        ((LOOPS, LOOPS, LOOPS), ch.causal(), "mask: is no table of numbers"),
+        ((LOOPS, LOOPS, LOOPS), np.ones((3, 3)), r"mask: has shape \(3, 3\), expected \(5, 5\)"),
+    ],
+)
+def test_loops_refuse_in_words(arrays: Any, mask: Any, words: str) -> None:
+    with pytest.raises(ch.ArgumentError, match=words):
+        attention_loops(*arrays, mask=mask)
+
+
+def test_loops_without_features_attend_equally() -> None:
+    none = np.ones((2, 0))
+    assert attention_loops(none, none, np.eye(2)).output == [[0.5, 0.5]] * 2

@@ -211,10 +211,13 @@ def _rows(name: str, matrix: Array) -> list[list[float]]:
     """Two axes of numbers as lists; anything else is refused."""
     refuse_masked(name, matrix)
     try:
+        count = len(matrix)
+        if "complex" in str(getattr(matrix, "dtype", "")):  # of which float takes a part
+            raise TypeError
         rows = [[float(x) for x in row] for row in matrix]
     except (TypeError, ValueError, RuntimeError):
-        rows = []
-    if len({len(row) for row in rows}) > 1 or len(rows) != len(matrix):
+        count, rows = -1, []
+    if len({len(row) for row in rows}) > 1 or len(rows) != count:
         shape = f"has shape {tuple(matrix.shape)}" if hasattr(matrix, "shape") else "is no table of numbers"
         raise ArgumentError(name, f"{shape}, expected (positions, features)")
     return rows
@@ -235,7 +238,12 @@ def attention_loops(q: Array, k: Array, v: Array, *, scale: float | None = None,
     if len(k) != len(v):
         raise ArgumentError("v", f"has {len(v)} positions, expected {len(k)} as k has")
     if scale is None:
-        scale = 1.0 / math.sqrt(len(k[0])) if k else 1.0
+        scale = 1.0 / math.sqrt(len(k[0])) if k and k[0] else 1.0
+    if mask is not None:
+        mask = _rows("mask", mask)
+        if len(mask) != len(q) or any(len(row) != len(k) for row in mask):
+            shape = (len(mask), len(mask[0]) if mask else 0)
+            raise ArgumentError("mask", f"has shape {shape}, expected {(len(q), len(k))}: queries and keys")
     multiply_adds = exponentials = divisions = 0
     output, weights = [], []
     for i in range(len(q)):
