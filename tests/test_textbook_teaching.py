@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,15 @@ REFUSED = {
     "W: has shape (3, 5), expected (3, 6)": lambda: additive.additive_scores(
         X, X, np.ones((3, 5)), np.ones((3, 6)), np.ones(3)
     ),
+    "W: is numpy of dtype float32, expected numpy of dtype float64 as Q": lambda: additive.additive_scores(
+        X, X, np.ones((3, 6), np.float32), np.ones((3, 6)), np.ones(3)
+    ),
+    "v: is torch of dtype float64, expected numpy of dtype float64 as Q": lambda: additive.additive_scores(
+        X, X, np.ones((3, 6)), np.ones((3, 6)), torch.ones(3).double()
+    ),
+    "V: is torch of dtype float64, expected numpy of dtype float64 as Q": lambda: additive.additive_attention(
+        X, X, torch.tensor(X), np.ones((3, 6)), np.ones((3, 6)), np.ones(3)
+    ),
     "heads: is 3, which does not divide": lambda: SENTENCE.in_heads(3),
     "heads: is 2.0": lambda: SENTENCE.in_heads(2.0),  # type: ignore[arg-type]
     "heads: is 2, which does not divide the columns of q, of shape (2, 5, 2)": lambda: EXAMPLES[
@@ -170,3 +180,18 @@ def test_what_does_not_fit_is_refused_in_one_sentence(message: str) -> None:
         REFUSED[message]()
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_softmax_of_what_is_not_finite_is_quiet_and_takes_axes_of_numpy() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for bad in (np.inf, np.nan):
+            for shift in (True, False):
+                textbook.exponentials(np.array([bad, 1.0]), shift=shift)
+                textbook.softmax(np.array([bad, 1.0]), shift=shift)
+    near(textbook.softmax(X, axis=np.int64(0)), textbook.softmax(X, axis=0))  # type: ignore[arg-type]
+
+
+def test_a_mask_value_is_converted_at_a_size() -> None:
+    got = textbook.convert_mask(clearhead.causal(), "course", "chapter_torch", queries=3, keys=3)
+    np.testing.assert_array_equal(got, ~np.tri(3, dtype=bool))

@@ -22,7 +22,7 @@ from clearhead.core.arrays import Array, Library
 from clearhead.core.errors import ArgumentError
 from clearhead.core.formula import mix, softmax
 from clearhead.core.mask import Mask
-from clearhead.textbook.faces import allowed, numbers, side_by_side, whole
+from clearhead.textbook.faces import allowed, numbers, same_dtype, side_by_side, whole
 
 
 def additive_scores(Q: Array, K: Array, W: Array, U: Array, v: Array) -> Array:
@@ -34,6 +34,7 @@ def additive_scores(Q: Array, K: Array, W: Array, U: Array, v: Array) -> Array:
     """
     Q, K = side_by_side(Q=Q, K=K)
     W, U, v = numbers("W", W), numbers("U", U), numbers("v", v)
+    same_dtype(Q=Q, K=K, W=W, U=U, v=v)
     hidden = tuple(v.shape)
     if len(hidden) != 1:
         raise ArgumentError("v", f"has shape {hidden}, expected (hidden,)")
@@ -59,6 +60,7 @@ def additive_attention(
     ((5, 2), (5, 7))
     """
     Q, K, V = side_by_side(Q=Q, K=K, V=V)
+    same_dtype(Q=Q, K=K, V=V)
     if V.shape[-2] != K.shape[-2]:
         raise ArgumentError("V", f"has {V.shape[-2]} positions, expected {K.shape[-2]} as K has")
     scores = additive_scores(Q, K, W, U, v)

@@ -204,14 +204,18 @@ CONVENTIONS: dict[str, Convention] = {
 }
 
 
-def convert_mask(mask: Array, source: str, target: str) -> Array:
+def convert_mask(
+    mask: Mask | Array, source: str, target: str, *, queries: int | None = None, keys: int | None = None
+) -> Array:
     """One text's mask as another's, by the names of their modules.
 
     >>> import numpy as np
     >>> convert_mask(np.array([[1, 0]]), "lesson", "chapter_torch")
     array([[False,  True]])
+
+    A mask value says how many `queries` and `keys` it has to be made for.
     """
     for argument, name in (("source", source), ("target", target)):
         if name not in CONVENTIONS:
             raise ArgumentError(argument, f"is {name!r}, expected one of {', '.join(CONVENTIONS)}")
-    return CONVENTIONS[target].mask_from_clearhead(CONVENTIONS[source].mask_to_clearhead(mask))
+    return CONVENTIONS[target].mask_from_clearhead(CONVENTIONS[source].mask_to_clearhead(mask), queries, keys)

@@ -34,8 +34,9 @@ def exponentials(x: Array, axis: int = -1, *, shift: bool = True) -> Array:
     xp = Library.of(x).xp
     if shift and x.shape[-1]:
         peak = xp.max(x, axis=-1)[..., None]
-        x = x - xp.where(peak == -xp.inf, 0.0, peak)
-    with np.errstate(over="ignore"):  # the overflow is what is to be seen
+        with np.errstate(invalid="ignore"):  # inf − inf
+            x = x - xp.where(peak == -xp.inf, 0.0, peak)
+    with np.errstate(over="ignore", invalid="ignore"):  # the overflow is what is to be seen
         return xp.moveaxis(xp.exp(x), -1, axis)
 
 
@@ -60,7 +61,8 @@ def softmax(x: Array, axis: int = -1, *, shift: bool = True) -> Array:
     x = _rows(x, axis)
     xp = Library.of(x).xp
     if shift:
-        return xp.moveaxis(formula.softmax(x)[0], -1, axis)
+        with np.errstate(invalid="ignore"):
+            return xp.moveaxis(formula.softmax(x)[0], -1, axis)
     raised = exponentials(x, shift=False)
     with np.errstate(invalid="ignore"):
         return xp.moveaxis(raised / xp.sum(raised, axis=-1)[..., None], -1, axis)
@@ -90,6 +92,6 @@ def softmax_jacobian(x: Array) -> Array:
 
 def _rows(x: Array, axis: int) -> Array:
     x = numbers("x", x)
-    if isinstance(axis, bool) or not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
+    if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
         raise ArgumentError("axis", f"is {axis!r}, expected one of the {whole('x.ndim', x.ndim)} axes of x")
     return Library.of(x).xp.moveaxis(x, axis, -1)
