@@ -187,3 +187,8 @@ def test_padding_is_not_stretched_over_keys(real: list) -> None:
         ch.attention(q, q, q, mask=ch.padding(real))
     with pytest.raises(ch.ArgumentError, match="expected 3"):
         ch.attention(q, q, q, mask=ch.causal() & ch.padding(real))
+
+
+def test_an_array_says_how_many_keys_there_are() -> None:
+    for mask, batch in ((ch.padding([1, 0, 1]), ()), (ch.padding([[1, 0, 1]]), (1,))):
+        assert mask.explain(5, 1, batch=batch).startswith("query 5 may not attend to key 1")

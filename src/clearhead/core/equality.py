@@ -1,8 +1,9 @@
 """When two values made of fields are equal: a mask is what it says, and its arrays are compared by their numbers.
 
 NumPy's arrays are equal where their numbers are. They may share memory with the caller's, who may write to it; a key
-must not change, so a mask that is hashed takes copies of them first and keeps those. An array whose numbers cannot be
-read at once (traced, or on an accelerator) is equal to itself alone: no comparison waits for a device.
+must not change, so a mask that is hashed takes copies of them first and keeps those. Any other array
+is equal to itself alone, be it traced, on an accelerator, or one of JAX that `jax.tree.map` has put into a mask: no
+comparison waits for a device.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ class Mask:
         'query 7 may not attend to key 9: window(2) lets position 7 see keys 5 to 7'
         """
         least = self.extent()
-        if queries is None and keys is None and 0 not in least:  # the array itself says how many there are
-            queries, keys = max(query + 1, least[0]), max(key + 1, least[1])
+        if queries is None and keys is None:  # the array itself says how many there are
+            queries, keys = (max(n + 1, size) if size else None for n, size in zip((query, key), least, strict=True))
         side = max(query + 1, key + 1, *least)
         grid = Grid(batch, heads, side if queries is None else queries, side if keys is None else keys)
         if not (0 <= query < grid.queries and 0 <= key < grid.keys):
