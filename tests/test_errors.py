@@ -216,3 +216,18 @@ def test_loops_refuse_in_words(arrays: Any, mask: Any, words: str) -> None:
 def test_loops_without_features_attend_equally() -> None:
     none = np.ones((2, 0))
     assert attention_loops(none, none, np.eye(2)).output == [[0.5, 0.5]] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("seed: is -1, expected a whole number", lambda: ch.scaling([4], seed=-1)),
+        ("lengths: is 16, expected a list", lambda: ch.profile(lengths=16)),  # type: ignore[arg-type]
+        ("memory: is 'x', expected", lambda: ch.profile([16], memory="x")),  # type: ignore[arg-type]
+        ("memory: is -1, expected", lambda: ch.profile([16], memory=-1)),
+        ("lets: has dtype float8_e4m3fn, expected", lambda: ch.lets(torch.ones(2, 2).to(torch.float8_e4m3fn))),
+    ],
+)
+def test_measurements_refuse_in_words(words: str, refused: Any) -> None:
+    with pytest.raises(ch.ArgumentError, match=words):
+        refused()

@@ -107,7 +107,7 @@ def truths(argument: str, array: Array) -> Array:
     name = dtype_name(array)
     if name == "bool":
         return array
-    if not name.startswith(("int", "uint", "float", "bfloat")):
+    if not name.startswith(("int", "uint", "float", "bfloat")) or name.startswith("float8"):
         raise ArgumentError(argument, f"has dtype {name}, expected True and False, or 1 and 0")
     if not _compiling():
         array = settled(array)

@@ -178,6 +178,14 @@ def profile(
     error, and a later one ends the report. It says where that is. `progress(done, of, words)` is called before each
     measurement.
     """
+    if lengths is not None and not hasattr(lengths, "__iter__"):
+        raise ArgumentError(
+            "lengths", f"is {shown(lengths)}, expected a list of whole numbers, such as [{shown(lengths)}]"
+        )
+    if memory is not None and (
+        isinstance(memory, bool) or not isinstance(memory, int | float | np.integer | np.floating) or not memory >= 0
+    ):
+        raise ArgumentError("memory", f"is {shown(memory)}, expected how many bytes, at least 0")
     chosen = _checked(lengths, heads, features, dtype, seconds)
     taken = partial(_taken, int(heads), features=int(features), dtype=dtype)
     sizes = f"{heads:,} heads of {chosen[0]:,} positions and {features:,} features"

@@ -194,6 +194,8 @@ def scaling(
         if not SMALLEST <= value <= LARGEST:
             why = "the variance of scores, σ⁴ d / τ², has to be a number of float64"
             raise ArgumentError(name, f"is {shown(value)}, expected {SMALLEST:g} to {LARGEST:g}: {why}")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise ArgumentError("seed", f"is {shown(seed)}, expected a whole number of at least 0")
     sigma, temperature, keys, queries = float(sigma), float(temperature), int(keys), int(queries)
     # queries and keys twice, as they are drawn and times σ; scores, weights and what is made of them
     needed = 8.0 * (2 * (keys + queries) * max(chosen) + 8 * keys * queries)
