@@ -60,7 +60,8 @@ import sys
 sys.modules["torch"] = None
 from clearhead import *
 print(causal(), sorted(name for name in ("watch", "check", "plot_mask") if name in globals()))
-for use in ("watch(None)", "from clearhead import nn", "import clearhead; clearhead.nn"):
+modules = ("from clearhead import nn", "import clearhead; clearhead.nn")
+for use in ("watch(None)", "ablate()", "patch()", "contributions()", *modules):
     try:
         exec(use)
     except (ImportError, AttributeError) as error:
@@ -70,6 +71,9 @@ for use in ("watch(None)", "from clearhead import nn", "import clearhead; clearh
     assert done.stdout.splitlines() == [
         "causal() ['check', 'plot_mask', 'watch']",
         "ImportError watch needs PyTorch: pip install torch",
+        "ImportError ablate and patch need PyTorch: pip install torch",
+        "ImportError ablate and patch need PyTorch: pip install torch",
+        "ImportError contributions needs PyTorch: pip install torch",
         "ImportError clearhead.nn needs PyTorch, which is not installed: pip install torch",
         "AttributeError clearhead.nn needs PyTorch, which is not installed: pip install torch",
     ], done.stderr

@@ -18,11 +18,15 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 import numpy as np
-import torch
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor, nn
+
+try:
+    import torch
+    from torch import Tensor, nn
+except ImportError:
+    raise ImportError("contributions needs PyTorch: pip install torch") from None
 
 from clearhead.core.errors import ArgumentError
 from clearhead.watching.opening import watch

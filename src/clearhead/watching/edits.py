@@ -10,8 +10,11 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import torch
-from torch import Tensor, nn
+try:
+    import torch
+    from torch import Tensor, nn
+except ImportError:
+    raise ImportError("ablate and patch need PyTorch: pip install torch") from None
 
 from clearhead.core.errors import ArgumentError
 from clearhead.watching.call import Call, whole_numbers
