@@ -144,7 +144,7 @@ def test_a_table_for_pandas_has_a_row_for_each_query() -> None:
 
 def test_without_pandas_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"to_pandas needs pandas: pip install 'clearhead\[pandas\]'"):
+    with pytest.raises(ImportError, match=r"to_pandas needs pandas: pip install pandas"):
         ch.Seen().to_pandas()
 
 
