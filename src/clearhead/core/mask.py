@@ -120,7 +120,7 @@ class Mask:
         'query 7 may not attend to key 9: window(2) lets position 7 see keys 5 to 7'
         """
         least = self.extent()
-        if queries is None and keys is None:  # the array itself says how many there are
+        if queries is None and keys is None and (0 not in least or isinstance(self, Where)):  # an array says how many
             queries, keys = (max(n + 1, size) if size else None for n, size in zip((query, key), least, strict=True))
         side = max(query + 1, key + 1, *least)
         grid = Grid(batch, heads, side if queries is None else queries, side if keys is None else keys)

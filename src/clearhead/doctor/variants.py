@@ -117,7 +117,7 @@ MASKINGS = (
 LENGTHS = ("one more", "one fewer")
 CAUSALS = ("strict", "ahead", "future", "later", "ignored")
 EMPTY = ("zero", "nan", "uniform")
-BLOCKS = (2, 3, 4, 5, 8, 10, 16, 20, 24, 32, 48, 50, 64, 96, 100, 128, 200, 256, 500, 512)
+BLOCK_SIZES = (2, 3, 4, 5, 8, 10, 16, 20, 24, 32, 48, 50, 64, 96, 100, 128, 200, 256, 500, 512)
 BLOCK_SETTINGS = (
     "tail lost",
     "cut",
@@ -182,7 +182,7 @@ def broken_blocks(base: Variant) -> Iterator[Variant]:
     """Every way of taking keys block by block wrongly."""
     for setting in LOST:
         yield replace(base, blocks=setting, block=1)
-    for setting, block in itertools.product(BLOCK_SETTINGS, BLOCKS):
+    for setting, block in itertools.product(BLOCK_SETTINGS, BLOCK_SIZES):
         yield replace(base, blocks=setting, block=block)
 
 

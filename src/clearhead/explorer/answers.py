@@ -92,7 +92,7 @@ def packed(array: np.ndarray) -> bytes:
     """An array as it travels: the length of a header, the header in JSON, and the numbers, little-endian.
 
     >>> packed(np.array([[1, 2]], np.uint8))[4:-2].decode()
-    '{"dtype":"u1","shape":[1,2]}    '
+    '{"dtype":"u1","shape":[1,2]}'
     """
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     header = json.dumps({"dtype": little.dtype.str[1:], "shape": array.shape}, separators=(",", ":")).encode()

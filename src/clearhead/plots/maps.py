@@ -29,7 +29,7 @@ Colours = Literal["auto", "linear", "log", "sink"]
 # everything else on a linear scale
 SINK, CHOICE = 0.5, 4
 # A long call is drawn in so many blocks a side
-BLOCKS = 128
+MOST_CELLS = 128
 # A mask is drawn pair by pair up to this many positions, and block by block beyond
 WHOLE = 512
 
@@ -98,7 +98,7 @@ def _of_call(call: Call) -> tuple[np.ndarray, bool]:
         return call.rows(range(call.shape[-2])), False
     if call.kept is not None:
         kept = call.kept
-        pooled = observe(kept.q, kept.k, kept.k[..., :1], **kept.options, map=(BLOCKS, BLOCKS)).map
+        pooled = observe(kept.q, kept.k, kept.k[..., :1], **kept.options, map=(MOST_CELLS, MOST_CELLS)).map
         assert pooled is not None
         return to_numpy(pooled.mean), True
     raise ArgumentError("weights", f"is a call with nothing to draw: {NEEDS}, or want={{'map': (64, 64)}}")
