@@ -8,7 +8,6 @@ const EVERYWHERE = [
   ["Enter", "pin what is pointed at"],
   ["Esc", "let go"],
   [", .", "the head before, the next"],
-  ["/", "find a token"],
   ["?", "these keys"],
 ];
 
