@@ -15,7 +15,7 @@ from elsewhere import python
 
 ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "src" / "clearhead" / "native"
-KINDS = {"aarch64": ("neon", ()), "arm64": ("neon", ()), "x86_64": ("avx2", ("-mavx2", "-mfma"))}
+KINDS = {"aarch64": ("neon", ()), "arm64": ("neon", ()), "x86_64": ("avx2", ("-mavx2", "-mfma", "-mf16c"))}
 # enough of the suite to have every part of the kernel run
 SOME = "plain- or wide or longer or 64 or grouped or window or negated or padding or softcap or sinks or strided"
 
@@ -25,7 +25,8 @@ SOME = "plain- or wide or longer or 64 or grouped or window or negated or paddin
 @pytest.mark.skipif("CLEARHEAD_TEST_NATIVE" in os.environ, reason="another build is being tested")
 def test_clang_builds_a_kernel_that_conforms(tmp_path: Path) -> None:
     isa, flags = KINDS[platform.machine()]
-    sets = {"portable": (), isa: flags} | ({"avx512": ("-mavx512f", "-mavx512dq", "-mfma")} if isa == "avx2" else {})
+    wide = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma", "-mf16c")
+    sets = {"portable": (), isa: flags} | ({"avx512": wide} if isa == "avx2" else {})
     clang = ["clang++", "-std=gnu++17", "-O0", "-ffp-contract=fast", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
     objects = []
     for name, more in sets.items():
@@ -34,7 +35,7 @@ def test_clang_builds_a_kernel_that_conforms(tmp_path: Path) -> None:
         run([*clang, *more, *named, "-c", str(NATIVE / "kernel.cpp"), "-o", objects[-1]])
     replay = str(tmp_path / "replay")
     source = str(ROOT / "tests" / "native" / "replay.cpp")
-    run([*clang, f"-I{NATIVE}", source, *objects, "-o", replay, "-lpthread"])
+    run([*clang, f"-I{NATIVE}", source, str(NATIVE / "pool.cpp"), *objects, "-o", replay, "-lpthread"])
     environment = {
         "CLEARHEAD_EMULATE": f"'{replay}'",
         "CLEARHEAD_TEST_NATIVE": str(ROOT / "tests" / "native" / "emulated.py"),

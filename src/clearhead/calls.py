@@ -19,7 +19,7 @@ from clearhead.core.partial import keys_share
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
 from clearhead.core.temperature import tempered
-from clearhead.kernels.choose import AT_ONCE, choose, choose_gradients
+from clearhead.kernels.choose import at_once, choose, choose_gradients
 from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense
 from clearhead.torch_bridge import autograd
@@ -76,7 +76,7 @@ def attention(
     if temperature is not None:
         scale = tempered(temperature, scale, q)
     if plain and kernel is None and type(q) is type(k) is type(v) is np.ndarray:  # type: ignore[comparison-overlap]  # q is of any library
-        output = AT_ONCE["numpy"].at_once(q, k, v, mask, scale)
+        output = at_once("numpy", q, k, v, mask, scale)
         if output is not None:
             return output
     if is_torch(q):
@@ -93,14 +93,15 @@ def attention(
             return autograd.hand_over(
                 attention, (q, k, v), (mask, bias, sinks), **options, dropout=dropout, kernel=kernel
             )
-        quick = plain and kernel is None and q.is_cuda and lies_plainly(q, k, v)  # type: ignore[attr-defined]  # q is a tensor
-        output = AT_ONCE["torch"].at_once(q, k, v, mask, scale) if quick else None
-        if output is not None:
-            return output
+        if plain and kernel is None and lies_plainly(q, k, v):
+            quick = q.is_cuda  # type: ignore[attr-defined]  # q is a tensor
+            output = at_once("cuda" if quick else "torch", q, k, v, mask, scale)
+            if output is not None:
+                return output
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     chosen = choose(problem, kernel)
-    if quick and chosen is AT_ONCE["torch"]:  # by what later calls of this kind are computed by, now that it is found
-        output = AT_ONCE["torch"].at_once(q, k, v, mask, scale)
+    if quick:  # by what later calls of this kind are computed by, now that it may be found
+        output = at_once("cuda", q, k, v, mask, scale)
         if output is not None:
             return output
     return problem.restore(_run(chosen, problem, kernel).output)

@@ -17,8 +17,8 @@ fi
 objects=
 for set in $sets; do
   case $set in
-    avx2) flags="-mavx2 -mfma" ;;
-    avx512) flags="-mavx512f -mavx512dq -mfma" ;;
+    avx2) flags="-mavx2 -mfma -mf16c" ;;
+    avx512) flags="-mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c" ;;
     *) flags= ;;
   esac
   upper=$(echo "$set" | tr '[:lower:]' '[:upper:]')
@@ -26,6 +26,6 @@ for set in $sets; do
     -c src/clearhead/native/kernel.cpp -o "$out/$set.o"
   objects="$objects $out/$set.o"
 done
-$compiler -std=gnu++17 -O2 -Isrc/clearhead/native tests/native/replay.cpp $objects -o "$out/replay" -lpthread
+$compiler -std=gnu++17 -O2 -Isrc/clearhead/native tests/native/replay.cpp src/clearhead/native/pool.cpp $objects -o "$out/replay" -lpthread
 export CLEARHEAD_EMULATE="$qemu $out/replay" CLEARHEAD_TEST_NATIVE="$PWD/tests/native/emulated.py"
 exec "$python" -m pytest --quiet -k "compiled and (numpy or borders)" tests/test_conformance.py tests/test_borders.py

@@ -24,8 +24,8 @@ ON_GPU: tuple[Kernel, ...] = (vendor, hopper, triton)
 
 KERNELS: tuple[Kernel, ...] = (compiled, *ON_GPU, tiled, dense)
 
-# for arrays of a library, the kernel that may see at a glance that a call without options is for it
-AT_ONCE: dict[str, AtOnce] = {"numpy": dense, "torch": vendor}
+# for arrays of a library, the kernels that may see at a glance that a call without options is for them
+AT_ONCE: dict[str, tuple[AtOnce, ...]] = {"numpy": (dense, compiled), "torch": (compiled,), "cuda": (vendor,)}
 
 # Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
 # (`make bench`).
@@ -34,6 +34,15 @@ SMALL = 256 * 1024
 # what was found the fastest, of so many kinds of problems at most
 MOST = 1024
 _quickest: dict[Any, Choice] = {}
+
+
+def at_once(place: str, q: Any, k: Any, v: Any, mask: Any, scale: Any) -> Any:
+    """The output, where a kernel sees at a glance that it is the one that would be chosen."""
+    for kernel in AT_ONCE[place]:
+        output = kernel.at_once(q, k, v, mask, scale)
+        if output is not None:
+            return output
+    return None
 
 
 def preference(problem: Problem) -> tuple[Kernel, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from clearhead.core.observations import OBSERVATIONS, Observed, Part, Want, chan
 from clearhead.core.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
-from clearhead.kernels.threads import threads
+from clearhead.kernels.prepared import Effort, on_arrays, on_tensors, remember
 
 NOT_BUILT = ""
 try:
@@ -37,8 +36,6 @@ except ImportError as error:
 OBSERVES = frozenset() if native is None else frozenset(native.observes())
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "bool": 4}
 WIDEST = 512
-# multiply-adds below which a second thread does not pay: it takes about 20 µs to start
-SMALL_WORK = 1_000_000
 
 ONE_ROW = np.zeros(1, np.int64)
 
@@ -79,7 +76,13 @@ class Compiled:
         running = Running(problem)
         ran = running.forward(self.isa)
         self.used = running.call.bytes
+        if not self.isa:
+            remember(problem, running.call, running.effort)
         return ran
+
+    def at_once(self, q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
+        """The output for a kind of call that it had before; to check it again takes longer than a short call."""
+        return (on_arrays if isinstance(q, np.ndarray) else on_tensors)(q, k, v, mask, scale)
 
     def gradients(
         self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
@@ -92,7 +95,7 @@ class Running:
     """One call of the native kernel: keeps alive what its pointers point to."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.grid = problem, problem.grid
+        self.problem, self.grid, self.effort = problem, problem.grid, Effort.of(problem)
         self.kept: list[Any] = []
         grid = self.grid
         self.batch = math.prod(grid.batch)
@@ -255,13 +258,8 @@ class Running:
         return places
 
     def go(self, run: Callable[[str, int], None], isa: str) -> None:
-        """One thread for a call that ends before a second would have started; a longer one can be interrupted."""
-        grid, problem = self.grid, self.problem
-        work = self.batch * grid.heads * grid.queries * grid.keys * (problem.q.shape[-1] + problem.width)
-        large = work > SMALL_WORK
-        # Python runs the handlers of signals in its main thread alone
-        self.call.interruptible = large and threading.get_ident() == threading.main_thread().ident
-        run(isa, threads(problem.library.name) if large else 1)
+        """A tiny call takes one thread, a larger one more; a long one can be interrupted."""
+        run(isa, self.effort.settle(self.call, self.problem.library.name))
 
     def backward(
         self, isa: str, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None

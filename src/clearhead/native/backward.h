@@ -65,12 +65,12 @@ template <class T> class Backward {
     const int64_t group = call_->group(), size = room(*call_);
     dq_.assign(group * size, T(0));
     keys(b, head, 0, call_->keys, dq_.data());
-    for (int64_t g = 0; g < group; ++g) write_queries(dq_.data() + g * size, b, head * group + g);
+    for (int64_t g = 0; g < group; ++g) write_queries(dq_.data() + g * size, b, head * group + g, 0, call_->queries);
   }
 
-  // The finished dq of a query head.
-  void write_queries(const T* dq, int64_t b, int64_t h) {
-    write(dq, features_, call_->features, T(call_->scale), call_->dq, b, h, 0, call_->queries);
+  // The finished dq of queries [first, last) of a head.
+  void write_queries(const T* dq, int64_t b, int64_t h, int64_t first, int64_t last) {
+    write(dq, features_, call_->features, T(call_->scale), call_->dq, b, h, first, last);
   }
 
   // Keys [first, last) of one key head against all queries of its group. `dq` has room for each head of the group; it is

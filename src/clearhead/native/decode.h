@@ -8,7 +8,7 @@ namespace clearhead {
 namespace CLEARHEAD_ISA {
 
 constexpr int64_t kFewRows = 4;     // queries that share a key head, up to which reading beats packing
-constexpr int64_t kPiece = 2048;    // keys in a piece: fixed, so that the result does not depend on the threads
+constexpr int64_t kPiece = 512;     // keys in a piece: fixed, so that the result does not depend on the threads
 constexpr int kAtOnce = 4;          // keys read together: their sums do not wait for one another
 constexpr int kPowers = 4;          // vectors of exponentials side by side
 
@@ -27,7 +27,7 @@ template <class T> class Reader {
  public:
   Reader(const View& view, int64_t b, int64_t h, int64_t columns)
       : view_(view), base_(view.at(b, h)), columns_(columns), scratch_(kAtOnce * columns),
-        direct_(view.col == int64_t(sizeof(T)) && view.type == (sizeof(T) == 4 ? kFloat32 : kFloat64)) {}
+        direct_(view.col == int64_t(sizeof(T)) && view.type == kOwn<T>) {}
 
   // One row, into place `slot` of the scratch room; the caller's own memory where it can be used as it lies.
   const T* row(int64_t r, int slot) {
@@ -37,7 +37,6 @@ template <class T> class Reader {
     return scratch_.data() + slot * columns_;
   }
 
-  bool direct() const { return direct_; }
   const char* at(int64_t r) const { return base_ + r * view_.row; }
 
  private:
@@ -82,57 +81,102 @@ inline void add_weighted(const T* weights, const T* const* rows, int64_t columns
     for (int x = 0; x < count; ++x) sums[c] += weights[x] * rows[x][c];
 }
 
-// Rows as they lie in the caller's memory, one after the other: reading is all that decoding does, and memory is read
-// fastest in its own order. `stretch` vectors of the query, or of the sums, stay in registers while the rows stream by,
-// where that is the whole row (`whole`); else they come from the first cache.
+// Rows as they lie in the caller's memory, one after the other, in the caller's type: reading is all that decoding does, and
+// memory is read fastest in its own order. `vecs` vectors of the query, or of the sums, stay in registers while the rows stream
+// by, where that is the whole row (`whole`); longer rows have the rest of it in the first cache.
 constexpr int kStretch = 16;
-static_assert(kStretch % 4 == 0);  // four sums, so that none waits for the one before
 
-template <class T> inline bool streams(const Reader<T>& reader, int64_t columns) {
-  return columns % (kStretch * kLanes<T>) == 0 && reader.direct();
+template <class T, int type> inline Vec<T> load_number(const char* p) {
+  if constexpr (type == kOwn<T>) return load<T>(reinterpret_cast<const T*>(p));
+  else return load_as<type>(p);
 }
 
-// out[row] = the product of each row with the query.
-template <class T, bool whole>
-inline void stream_dots(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t count, T* out) {
-  constexpr int lanes = kLanes<T>, stretch = kStretch * lanes;
-  Vec<T> query[kStretch];
-  for (int x = 0; x < kStretch; ++x) query[x] = load<T>(q + x * lanes);
-  for (int64_t j = 0; j < count; j += 4) {
-    Vec<T> sums[4] = {};
-    for (int64_t n = 0; n < std::min<int64_t>(4, count - j); ++n) {
-      const T* row = reinterpret_cast<const T*>(rows + (j + n) * stride);
-      Vec<T> part[4] = {};
-      for (int x = 0; x < kStretch; ++x) part[x % 4] += query[x] * load<T>(row + x * lanes);
-      for (int64_t c = stretch; !whole && c < columns; c += stretch)
-        for (int x = 0; x < kStretch; ++x) part[x % 4] += load<T>(q + c + x * lanes) * load<T>(row + c + x * lanes);
-      sums[n] = (part[0] + part[1]) + (part[2] + part[3]);
-    }
-    T four[4];
-    sums_of_four<T>(sums, four);
-    std::copy(four, four + std::min<int64_t>(4, count - j), out + j);
-  }
-}
+template <class T, int type> struct Rowwise {
+  static constexpr int lanes = kLanes<T>, bytes = lanes * (type == kFloat64 ? 8 : type == kFloat32 ? 4 : 2);
+  static Vec<T> at(const char* row, int64_t vec) { return load_number<T, type>(row + vec * bytes); }
 
-// sums[column] += Σ weight · row[column], over the rows that are allowed; null: over all
-template <class T, bool whole>
-inline void stream_sums(const T* weights, const uint8_t* allowed, int64_t columns, const char* rows, int64_t stride,
-                        int64_t count, T* sums) {
-  constexpr int lanes = kLanes<T>, stretch = kStretch * lanes;
-  Vec<T> total[kStretch];
-  for (int x = 0; x < kStretch; ++x) total[x] = load<T>(sums + x * lanes);
-  for (int64_t j = 0; j < count; ++j) {
-    if (allowed && !allowed[j]) continue;  // also keeps NaN in padding out
-    const T* row = reinterpret_cast<const T*>(rows + j * stride);
-    for (int x = 0; x < kStretch; ++x) total[x] += weights[j] * load<T>(row + x * lanes);
-    for (int64_t c = stretch; !whole && c < columns; c += stretch)
-      for (int x = 0; x < kStretch; ++x) {
-        T* at = sums + c + x * lanes;
-        store<T>(at, load<T>(at) + weights[j] * load<T>(row + c + x * lanes));
+  // out[row] = the product of each row with the query.
+  template <int vecs, bool whole>
+  static void dots(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t count, T* out) {
+    constexpr int sets = vecs < 4 ? vecs : 4;  // sums, so that none waits for the one before
+    const int64_t all = columns / lanes;
+    Vec<T> query[vecs];
+    for (int x = 0; x < vecs; ++x) query[x] = load<T>(q + x * lanes);
+    for (int64_t j = 0; j < count; j += 4) {
+      Vec<T> sums[4] = {};
+      const int64_t some = std::min<int64_t>(4, count - j);
+      for (int64_t n = 0; n < some; ++n) {
+        const char* row = rows + (j + n) * stride;
+        Vec<T> part[sets] = {};
+        for (int x = 0; x < vecs; ++x) part[x % sets] += query[x] * at(row, x);
+        for (int64_t c = vecs; !whole && c < all; c += vecs)
+          for (int x = 0; x < vecs; ++x) part[x % sets] += load<T>(q + (c + x) * lanes) * at(row, c + x);
+        for (int x = 1; x < sets; ++x) part[0] += part[x];
+        sums[n] = part[0];
       }
+      T four[4];
+      sums_of_four<T>(sums, four);
+      std::copy(four, four + some, out + j);
+    }
   }
-  for (int x = 0; x < kStretch; ++x) store<T>(sums + x * lanes, total[x]);
-}
+
+  // sums[column] += Σ weight · row[column], over the rows that are allowed; null: over all
+  template <int vecs, bool whole>
+  static void add(const T* weights, const uint8_t* allowed, int64_t columns, const char* rows, int64_t stride, int64_t count,
+                  T* sums) {
+    constexpr int sets = vecs < 8 ? 8 / vecs : 1;  // as above
+    const int64_t all = columns / lanes;
+    Vec<T> total[sets][vecs] = {};
+    for (int x = 0; x < vecs; ++x) total[0][x] = load<T>(sums + x * lanes);
+    const auto one = [&](int64_t j, Vec<T>* into) CLEARHEAD_LAMBDA {
+      const char* row = rows + j * stride;
+      for (int x = 0; x < vecs; ++x) into[x] += weights[j] * at(row, x);
+      for (int64_t c = vecs; !whole && c < all; ++c) {
+        T* place = sums + c * lanes;
+        store<T>(place, load<T>(place) + weights[j] * at(row, c));
+      }
+    };
+    int64_t j = 0;
+    if (!allowed)
+      for (; j + sets <= count; j += sets)
+        for (int n = 0; n < sets; ++n) one(j + n, total[n]);
+    for (; j < count; ++j)
+      if (!allowed || allowed[j]) one(j, total[0]);  // also keeps NaN in padding out
+    for (int n = 1; n < sets; ++n)
+      for (int x = 0; x < vecs; ++x) total[0][x] += total[n][x];
+    for (int x = 0; x < vecs; ++x) store<T>(sums + x * lanes, total[0][x]);
+  }
+};
+
+// The two for rows of one kind; null where they do not stream: columns that do not lie side by side, or are no whole vectors.
+template <class T> struct Streaming {
+  void (*dots)(const T*, int64_t, const char*, int64_t, int64_t, T*) = nullptr;
+  void (*add)(const T*, const uint8_t*, int64_t, const char*, int64_t, int64_t, T*) = nullptr;
+
+  Streaming(const View& view, int64_t columns) {
+    if (view.type == kOwn<T>) choose<kOwn<T>>(view, columns);
+    if constexpr (sizeof(T) == 4) {
+      if (view.type == kFloat16) choose<kFloat16>(view, columns);
+      if (view.type == kBFloat16) choose<kBFloat16>(view, columns);
+    }
+  }
+
+ private:
+  template <int type> void choose(const View& view, int64_t columns) {
+    const int64_t vecs = columns / kLanes<T>;
+    if (columns % kLanes<T> || view.col * kLanes<T> != Rowwise<T, type>::bytes) return;
+    if (vecs == 1) take<type, 1, true>();
+    else if (vecs == 2) take<type, 2, true>();
+    else if (vecs == 4) take<type, 4, true>();
+    else if (vecs == 8) take<type, 8, true>();
+    else if (vecs == kStretch) take<type, kStretch, true>();
+    else if (vecs && vecs % kStretch == 0) take<type, kStretch, false>();
+  }
+  template <int type, int vecs, bool whole> void take() {
+    dots = Rowwise<T, type>::template dots<vecs, whole>;
+    add = Rowwise<T, type>::template add<vecs, whole>;
+  }
+};
 
 // What the scores of row (head h, query i) become after the product: scale, softcap, bias, mask. `allowed` is filled where
 // only some keys may be seen.
@@ -199,13 +243,11 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
   }
   Reader<T> keys(call.k, b, head, call.features), values(call.v, b, head, call.width);
   const T* lines[kAtOnce];
-  constexpr int64_t stretch = kStretch * kLanes<T>;
-  const bool stream_keys = streams(keys, call.features), stream_values = streams(values, call.width);
-  const auto dots_of = call.features == stretch ? stream_dots<T, true> : stream_dots<T, false>;
-  const auto sums_of = call.width == stretch ? stream_sums<T, true> : stream_sums<T, false>;
-  for (int64_t r = 0; stream_keys && r < rows; ++r)
-    if (verdicts[r] != kNone) dots_of(q.data() + r * call.features, call.features, keys.at(j0), call.k.row, j1 - j0, s.data() + r * count);
-  for (int64_t j = j0; !stream_keys && j < j1; j += kAtOnce) {
+  const Streaming<T> key_stream(call.k, call.features), value_stream(call.v, call.width);
+  for (int64_t r = 0; key_stream.dots && r < rows; ++r)
+    if (verdicts[r] != kNone)
+      key_stream.dots(q.data() + r * call.features, call.features, keys.at(j0), call.k.row, j1 - j0, s.data() + r * count);
+  for (int64_t j = j0; !key_stream.dots && j < j1; j += kAtOnce) {
     const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
     for (int x = 0; x < real; ++x) lines[x] = keys.row(j + x, x);
     for (int64_t r = 0; r < rows; ++r) {
@@ -223,10 +265,10 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
                      s.data() + r * count, allowed_to(r));
     pieces[r] = exponentials<T>(s.data() + r * count, count, units.factor, call.width);
   }
-  for (int64_t r = 0; stream_values && r < rows; ++r)
+  for (int64_t r = 0; value_stream.add && r < rows; ++r)
     if (verdicts[r] != kNone)
-      sums_of(s.data() + r * count, allowed_to(r), call.width, values.at(j0), call.v.row, j1 - j0, pieces[r].values.data());
-  for (int64_t j = j0; !stream_values && j < j1; j += kAtOnce) {
+      value_stream.add(s.data() + r * count, allowed_to(r), call.width, values.at(j0), call.v.row, j1 - j0, pieces[r].values.data());
+  for (int64_t j = j0; !value_stream.add && j < j1; j += kAtOnce) {
     const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
     for (int x = 0; x < real; ++x) lines[x] = values.row(j + x, x);
     for (int64_t r = 0; r < rows; ++r) {
@@ -263,13 +305,13 @@ template <class T> Piece<T> merged(Piece<T>* pieces, int64_t count, int64_t step
   return whole;
 }
 
-template <class T> void write_row(const Call& call, int64_t b, int64_t h, int64_t i, const Piece<T>& piece) {
+template <class T> void write_query(const Call& call, int64_t b, int64_t h, int64_t i, const Piece<T>& piece) {
   const Units<T> units(call);
   const Ending<T> end = ending<T>(piece.largest, piece.total, piece.weighted, units, sink_of(call, h));
   write_ending<T>(call, units, call.row_of(b, h) + i, end);
-  char* out = call.out.at(b, h) + i * call.out.row;
-  for (int64_t c = 0; c < call.width; ++c)
-    write<T>(out + c * call.out.col, call.out.type, piece.values.empty() ? T(0) : piece.values[c] * end.share);
+  std::vector<T> row(call.width, T(0));
+  for (size_t c = 0; c < piece.values.size(); ++c) row[c] = piece.values[c] * end.share;
+  write_row<T>(row.data(), call.width, call.out.at(b, h) + i * call.out.row, call.out.type, call.out.col);
 }
 
 struct Part { int64_t head, low, high; };  // a head of keys, counted over the batch, and some of its keys
@@ -303,7 +345,7 @@ template <class T> void decode(const Call& call, int threads) {
   const std::vector<Part> parts = pieces_seen(call, first);
   std::vector<Piece<T>> pieces(parts.size() * rows);
   call.uses(int64_t(pieces.size()) * int64_t(sizeof(Piece<T>) + call.width * sizeof(T)));
-  parallel(call.stop, int64_t(parts.size()), threads, [&] {
+  parallel(call, int64_t(parts.size()), threads, [&](int) {
     return [&](int64_t task) {
       const Part& part = parts[task];
       decode_piece<T>(call, part.head / call.key_heads, part.head % call.key_heads, part.low, part.high,
@@ -312,7 +354,7 @@ template <class T> void decode(const Call& call, int threads) {
   });
   for (int64_t n = 0; n < heads; ++n)
     for (int64_t r = 0; r < rows; ++r)
-      write_row<T>(call, n / call.key_heads, n % call.key_heads * call.group() + r / call.queries, r % call.queries,
+      write_query<T>(call, n / call.key_heads, n % call.key_heads * call.group() + r / call.queries, r % call.queries,
                    merged<T>(pieces.data() + first[n] * rows + r, first[n + 1] - first[n], rows, Units<T>(call).factor));
 }
 

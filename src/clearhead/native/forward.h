@@ -11,12 +11,12 @@ inline bool all_set(const uint8_t* flags, int64_t count) {
   return std::all_of(flags, flags + count, [](uint8_t x) { return x; });
 }
 
-// What a thread needs for one block of queries; made once and used again.
+// What a thread needs for one block of queries; what an earlier call left is used again.
 template <class T> struct Workspace {
   Buffer<T> q, s, values, clean, scratch;
   std::vector<Rows<T>> rows;
 
-  explicit Workspace(const Call& call) {
+  void begin(const Call& call) {
     constexpr int panel = kPanel<T>;
     q.resize(kPanels * panel * call.features);
     s.resize((kTile + kRows) * panel);
@@ -88,7 +88,7 @@ void forward_block(const Call& call, const Packed<T>& packed, int64_t b, int64_t
   Scorer<T> scorer(call, b, h);
   const int64_t depth = rounded(call.width, kRows) * panel;
   pack_rows<T>(call.q, b, h, first, last - first, call.features, panel, work.scratch.data(), work.q.data());
-  std::fill(work.values.begin(), work.values.end(), T(0));
+  std::fill_n(work.values.begin(), rounded(last - first, panel) / panel * depth, T(0));
   for (auto& rows : work.rows) rows = Rows<T>();
   const bool entropy = call.wanted.entropy != nullptr;
   Span spans[kPanels];

@@ -95,6 +95,20 @@ template <class T> inline void sums_of_four(const Vec<T>* v, T* out) {
     vst1q_f32(out, vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3])));
     return;
   }
+#elif defined(CLEARHEAD_AVX2) || defined(CLEARHEAD_AVX512)
+  if constexpr (sizeof(T) == 4) {
+    __m128 part[4];
+    for (int i = 0; i < 4; ++i) {
+#if defined(CLEARHEAD_AVX512)
+      const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v[i]), _mm512_extractf32x8_ps(v[i], 1));
+#else
+      const __m256 half = v[i];
+#endif
+      part[i] = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    }
+    _mm_storeu_ps(out, _mm_hadd_ps(_mm_hadd_ps(part[0], part[1]), _mm_hadd_ps(part[2], part[3])));
+    return;
+  }
 #endif
   for (int i = 0; i < 4; ++i) out[i] = sum<T>(v[i]);
 }

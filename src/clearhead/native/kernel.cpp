@@ -11,9 +11,11 @@
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-constexpr int64_t kKeptBytes = 16 << 20;    // packed keys and values that are kept for the next call, at most
+constexpr int64_t kKeptBytes = 8 << 20;     // of packed keys and values that are kept for the next call, at most, for each thread
 constexpr int64_t kPackStep = 16 * kTile;   // keys that one task packs
-constexpr int64_t kSplitHeads = 8;           // heads from which on each is differentiated whole; fewer are split by keys
+constexpr int64_t kSplitHeads = 64;         // heads from which on each is differentiated whole; fewer are split by keys
+constexpr int64_t kFewSplits = 8;           // heads and splits that there is always room for
+constexpr int64_t kSplitNumbers = 16 << 20; // numbers in the dq of all splits, beyond which there are only few
 constexpr int64_t kSmallPanels = 2;         // panels of queries in a small task
 constexpr int64_t kChunkBlocks = 8;         // blocks of queries that one observer watches, at least
 constexpr int64_t kMostChunks = 32;         // observers of a head: each keeps a number for each key
@@ -53,13 +55,19 @@ template <class T> struct Heads {
   explicit Heads(const Call& c) : call(c) {}
 };
 
+// What a thread has of its own.
+template <class T> struct Room {
+  Packed<T> packed;
+  Workspace<T> work;
+};
+
 // One thread's part: it packs a head's keys and values and goes on to the queries that read them, while they are in its cache.
 template <class T> struct HeadWorker {
   Heads<T>& all;
   Packed<T>& own;
-  Workspace<T> work;
+  Workspace<T>& work;
 
-  HeadWorker(Heads<T>& heads, Packed<T>& room) : all(heads), own(room), work(heads.call) {}
+  HeadWorker(Heads<T>& heads, Room<T>& room) : all(heads), own(room.packed), work(room.work) { work.begin(heads.call); }
 
   void begin(int64_t n) {
     own.resize(all.call, n / all.call.key_heads, n % all.call.key_heads);
@@ -104,17 +112,17 @@ template <class T> void forward_as(const Call& call, int threads) {
   const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(threads, heads.count * heads.tasks));
   // Kept for the next call of this thread: fresh memory costs more than packing does. While a call has them nobody else does,
   // since a signal's handler may call again; a call that is interrupted frees them.
-  static thread_local std::vector<Packed<T>> kept_rooms;
-  std::vector<Packed<T>> rooms = std::move(kept_rooms);
+  static thread_local std::vector<Room<T>> kept_rooms;
+  std::vector<Room<T>> rooms = std::move(kept_rooms);
   if (int64_t(rooms.size()) < workers) rooms.resize(workers);
-  Packed<T>* const room = rooms.data();
-  parallel_groups(call.stop, heads.count, int64_t(heads.steps.size()), heads.tasks, int(workers),
+  Room<T>* const room = rooms.data();
+  parallel_groups(call, heads.count, int64_t(heads.steps.size()), heads.tasks, int(workers),
                   [&](int64_t worker) { return HeadWorker<T>(heads, room[worker]); });
   if (heads.count)
-    call.uses(workers * Workspace<T>(call).bytes() + std::min(workers, heads.count) * (heads.packed[0]->bytes() + heads.observing));
+    call.uses(workers * room[0].work.bytes() + std::min(workers, heads.count) * (heads.packed[0]->bytes() + heads.observing));
   int64_t kept = 0;
-  for (auto& packed : rooms) kept += packed.bytes();
-  if (kept <= kKeptBytes) kept_rooms = std::move(rooms);  // a long sequence is not held on to
+  for (auto& one : rooms) kept += one.packed.bytes() + one.work.bytes();
+  if (kept <= kKeptBytes * workers) kept_rooms = std::move(rooms);  // a long sequence is not held on to
 }
 
 void forward(const Call& call, int threads) {
@@ -155,7 +163,8 @@ template <class T> void sink_gradients(const Call& call) {
 // order.
 template <class T> void backward_as(const Call& call, int threads) {
   const int64_t heads = call.batch * call.key_heads, group = call.group(), size = Backward<T>::room(call);
-  const int64_t most = heads >= kSplitHeads ? 1 : kSplitHeads / std::max<int64_t>(heads, 1);
+  const int64_t room_for = std::max(kFewSplits, kSplitNumbers / std::max<int64_t>(heads * group * size, 1) * heads);
+  const int64_t most = std::max<int64_t>(std::min(kSplitHeads, room_for) / std::max<int64_t>(heads, 1), 1);
   const int64_t step = std::max(rounded((call.keys + most - 1) / most, kBackTile), kBackTile);
   const int64_t splits = std::max<int64_t>((call.keys + step - 1) / step, 1);
   const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(threads, heads * splits));
@@ -163,42 +172,44 @@ template <class T> void backward_as(const Call& call, int threads) {
   std::vector<Backward<T>> rooms = std::move(kept_rooms);
   if (int64_t(rooms.size()) < workers) rooms.resize(workers);
   Backward<T>* const room = rooms.data();
-  std::atomic<int64_t> taken{0};
-  const auto worker = [&]() -> Backward<T>& {
-    Backward<T>& back = room[taken++];
+  const auto worker = [&](int number) -> Backward<T>& {
+    Backward<T>& back = room[number];
     back.begin(call);
     return back;
   };
   Buffer<T> dq;
   if (splits == 1) {
-    parallel(call.stop, heads, int(workers), [&] {
-      return [&, back = &worker()](int64_t n) { back->head(n / call.key_heads, n % call.key_heads); };
+    parallel(call, heads, int(workers), [&](int number) {
+      return [&, back = &worker(number)](int64_t n) { back->head(n / call.key_heads, n % call.key_heads); };
     });
   } else {
-    dq.assign(heads * splits * group * size, T(0));
-    parallel(call.stop, heads * splits, int(workers), [&] {
-      return [&, back = &worker()](int64_t task) {
+    dq.resize(heads * splits * group * size);
+    parallel(call, heads * splits, int(workers), [&](int number) {
+      return [&, back = &worker(number)](int64_t task) {
         const int64_t n = task / splits, first = task % splits * step;
-        back->keys(n / call.key_heads, n % call.key_heads, first, std::min(first + step, call.keys), dq.data() + task * group * size);
+        T* const part = dq.data() + task * group * size;
+        std::fill_n(part, group * size, T(0));
+        back->keys(n / call.key_heads, n % call.key_heads, first, std::min(first + step, call.keys), part);
       };
     });
-    taken = 0;
-    parallel(call.stop, heads * group, int(workers), [&] {
-      return [&, back = &worker()](int64_t task) {
-        const int64_t n = task / group, g = task % group;
-        T* sum = dq.data() + (n * splits * group + g) * size;
-        for (int64_t s = 1; s < splits; ++s) {
-          call.stop.check();
-          for (int64_t x = 0; x < size; ++x) sum[x] += sum[s * group * size + x];
-        }
-        back->write_queries(sum, n / call.key_heads, n % call.key_heads * group + g);
+    const std::vector<Range> blocks = cut(call.queries, kTogether * kPanel<T>);
+    const int64_t many = int64_t(blocks.size()), row = size / std::max<int64_t>(rounded(call.queries, kPanel<T>), 1);
+    parallel(call, heads * group * many, int(workers), [&](int number) {
+      return [&, back = &worker(number)](int64_t task) {
+        const int64_t n = task / many / group, g = task / many % group;
+        const Range queries = blocks[task % many];
+        T* const sum = dq.data() + (n * splits * group + g) * size + queries.first * row;
+        const int64_t count = rounded(queries.last - queries.first, kPanel<T>) * row;
+        for (int64_t s = 1; s < splits; ++s)
+          for (int64_t x = 0; x < count; ++x) sum[x] += sum[s * group * size + x];
+        back->write_queries(sum, n / call.key_heads, n % call.key_heads * group + g, queries.first, queries.last);
       };
     });
   }
   int64_t kept = 0;
   for (auto& back : rooms) kept += back.bytes();
   call.uses(int64_t(dq.size() * sizeof(T)) + kept);
-  if (kept <= kKeptBytes) kept_rooms = std::move(rooms);
+  if (kept <= kKeptBytes * workers) kept_rooms = std::move(rooms);
   if (!call.sinks.empty()) sink_gradients<T>(call);
 }
 
@@ -233,6 +244,8 @@ template <class T> std::vector<Size> sizes_as() {
           {"decoded keys", "piece", kPiece},
           {"decoded features", "lanes", lanes},
           {"decoded features", "pair", 2 * lanes},
+          {"decoded features", "four", 4 * lanes},
+          {"decoded features", "eight", 8 * lanes},
           {"decoded features", "stretch", kStretch * lanes}};
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "kernel.h"
+#include "pool.h"
 
 namespace nb = nanobind;
 using namespace clearhead;
@@ -31,8 +32,10 @@ const Kernel* chosen(const std::string& name) {
   able.push_back(neon::kernel());
 #endif
 #if defined(CLEARHEAD_HAS_X86)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) able.push_back(avx512::kernel());
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) able.push_back(avx2::kernel());
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl"))
+    able.push_back(avx512::kernel());
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) able.push_back(avx2::kernel());
 #endif
   able.push_back(portable::kernel());
   if (name.empty()) return able.front();
@@ -48,7 +51,8 @@ template <auto Field> void set_pointer(nb::class_<Call>& call, const char* name)
 }
 
 const Kernel* named(const std::string& isa) {
-  const Kernel* kernel = chosen(isa);
+  static const Kernel* const first = chosen("");
+  const Kernel* kernel = isa.empty() ? first : chosen(isa);
   if (!kernel) throw std::invalid_argument("this machine does not have the instruction set " + isa);
   return kernel;
 }
@@ -80,6 +84,33 @@ void run(const Call& call, const std::string& isa, int threads, bool back) {
     stopped = call.stop.stopped();
   }
   if (stopped) throw nb::python_error();  // what the signal's handler raised
+}
+
+// Where an array's numbers lie, by the buffer protocol: of NumPy arrays, for which asking in Python takes longer.
+void* address(nb::handle array) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_STRIDED_RO)) throw nb::python_error();
+  void* at = view.buf;
+  PyBuffer_Release(&view);
+  return at;
+}
+
+// A call like an earlier one, on other arrays that lie alike; false while that one is still running, in another thread.
+bool again(Call& call, void* q, void* k, void* v, void* out, int threads) {
+  if (call.busy) return false;
+  call.busy = true;  // seen and set with the interpreter's lock held
+  void* const places[] = {q, k, v, out};
+  View* const views[] = {&call.q, &call.k, &call.v, &call.out};
+  for (int n = 0; n < 4; ++n) views[n]->data = static_cast<char*>(places[n]);
+  call.stop.reset();
+  try {
+    run(call, "", threads, false);
+  } catch (...) {
+    call.busy = false;
+    throw;
+  }
+  call.busy = false;
+  return true;
 }
 
 }  // namespace
@@ -114,6 +145,7 @@ NB_MODULE(_native, m) {
       .def_rw("softcap", &Call::softcap)
       .def_rw("wide", &Call::wide)
       .def_rw("interruptible", &Call::interruptible)
+      .def_rw("team", &Call::team)
       .def_rw("q", &Call::q)
       .def_rw("k", &Call::k)
       .def_rw("v", &Call::v)
@@ -138,6 +170,12 @@ NB_MODULE(_native, m) {
         for (const uintptr_t address : arrays) asked.arrays.push_back(pointer(address));
         c.wanted.of_weights.push_back(std::move(asked));
       })
+      .def("again", [](Call& c, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, int threads) {
+        return again(c, pointer(q), pointer(k), pointer(v), pointer(out), threads);
+      })
+      .def("again_on", [](Call& c, nb::handle q, nb::handle k, nb::handle v, nb::handle out, int threads) {
+        return again(c, address(q), address(k), address(v), address(out), threads);
+      })
       .def("forward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, false); })
       .def("backward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, true); });
   set_pointer<&Call::lse>(call, "lse");
@@ -147,6 +185,7 @@ NB_MODULE(_native, m) {
   set_pointer<&Call::dsinks>(call, "dsinks");
 
   m.def("instruction_set", [] { return std::string(chosen("")->name); });
+  m.def("set_team", [](uintptr_t entry) { set_team(pointer(entry)); });
   m.def("sizes", sizes);
   m.def("observes", [] { return chosen("")->observes(); });
   m.def("has", [](const std::string& name) { return chosen(name) != nullptr; });

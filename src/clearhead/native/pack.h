@@ -5,13 +5,13 @@
 #include <new>
 #include <vector>
 
-#include "isa.h"
+#include "half.h"
 #include "problem.h"
 
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-// Memory that starts a cache line, so that no vector in it lies across two.
+// Memory that starts a cache line, so that no vector in it lies across two; what is not given a value has none.
 template <class T> struct Lines {
   using value_type = T;
   static constexpr std::align_val_t line{64};
@@ -19,54 +19,12 @@ template <class T> struct Lines {
   template <class U> Lines(const Lines<U>&) {}
   T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), line)); }
   void deallocate(T* at, size_t) { ::operator delete(at, line); }
+  void construct(T*) {}
+  void construct(T* at, const T& value) { *at = value; }
   bool operator==(const Lines&) const { return true; }
   bool operator!=(const Lines&) const { return false; }
 };
 template <class T> using Buffer = std::vector<T, Lines<T>>;
-
-inline float half_to_float(uint16_t h) {
-  const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 0x3ff;
-  uint32_t bits;
-  if (exponent == 31) bits = sign | 0x7f800000 | (mantissa << 13);
-  else if (exponent) bits = sign | ((exponent + 112) << 23) | (mantissa << 13);
-  else {  // zero and numbers too small for a normal half are mantissa · 2^−24
-    const float small = float(mantissa) * 5.9604644775390625e-08f;
-    std::memcpy(&bits, &small, 4);
-    bits |= sign;
-  }
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
-}
-
-inline uint16_t float_to_half(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  const uint16_t sign = (bits >> 16) & 0x8000;
-  const uint32_t magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) return sign | 0x7e00;                     // NaN
-  if (magnitude >= 0x477ff000) return sign | 0x7c00;                    // rounds past the largest half: inf
-  if (magnitude < 0x38800000) {                                         // below the smallest normal half
-    const float scaled = std::nearbyint(std::fabs(f) * 16777216.0f);    // in units of 2^−24
-    return sign | uint16_t(scaled);
-  }
-  const uint32_t rounded = magnitude + 0xfff + ((magnitude >> 13) & 1);  // to nearest, ties to even
-  return sign | uint16_t((rounded - 0x38000000) >> 13);
-}
-
-inline float bfloat_to_float(uint16_t h) {
-  const uint32_t bits = uint32_t(h) << 16;
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
-}
-
-inline uint16_t float_to_bfloat(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16) | 0x40;
-  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 template <class T> inline T read(const char* p, int type) {
   switch (type) {
@@ -88,11 +46,26 @@ template <class T> inline void write(char* p, int type, T value) {
 
 // One row of `count` numbers, converted.
 template <class T> inline void read_row(const char* p, int type, int64_t stride, int64_t count, T* out) {
-  if (stride == int64_t(sizeof(T)) && type == (sizeof(T) == 4 ? kFloat32 : kFloat64)) {
+  if (stride == int64_t(sizeof(T)) && type == kOwn<T>) {
     std::memcpy(out, p, count * sizeof(T));
     return;
   }
-  for (int64_t i = 0; i < count; ++i) out[i] = read<T>(p + i * stride, type);
+  int64_t i = 0;
+  if constexpr (sizeof(T) == 4)
+    if (stride == 2 && (type == kFloat16 || type == kBFloat16))
+      for (; i + kLanes<T> <= count; i += kLanes<T>)
+        store<T>(out + i, type == kFloat16 ? load_as<kFloat16>(p + 2 * i) : load_as<kBFloat16>(p + 2 * i));
+  for (; i < count; ++i) out[i] = read<T>(p + i * stride, type);
+}
+
+// The same the other way.
+template <class T> inline void write_row(const T* row, int64_t count, char* p, int type, int64_t stride) {
+  int64_t i = 0;
+  if constexpr (sizeof(T) == 4)
+    if (stride == 2 && (type == kFloat16 || type == kBFloat16))
+      for (; i + kLanes<T> <= count; i += kLanes<T>)
+        type == kFloat16 ? store_as<kFloat16>(p + 2 * i, load<T>(row + i)) : store_as<kBFloat16>(p + 2 * i, load<T>(row + i));
+  for (; i < count; ++i) write<T>(p + i * stride, type, row[i]);
 }
 
 // Numbers of two vectors of four, by their places in both; Clang has had this always, GCC since 12.
@@ -151,7 +124,7 @@ template <class T> inline bool is_odd(const T* row, int64_t count) {
 template <class T>
 inline void point_to_rows(const View& view, int64_t b, int64_t h, int64_t first, int64_t count, int64_t columns, T* scratch,
                           const T** rows) {
-  const bool direct = view.col == int64_t(sizeof(T)) && view.type == (sizeof(T) == 4 ? kFloat32 : kFloat64);
+  const bool direct = view.col == int64_t(sizeof(T)) && view.type == kOwn<T>;
   for (int64_t r = 0; r < count; ++r) {
     const char* at = view.at(b, h) + (first + r) * view.row;
     rows[r] = reinterpret_cast<const T*>(at);
@@ -199,7 +172,7 @@ inline void pack_columns(const View& view, int64_t b, int64_t h, int64_t first, 
 template <class T>
 inline void unpack_rows(const T* panel, int width, int64_t count, int64_t columns, const T* factor, T* scratch,
                         const View& view, int64_t b, int64_t h, int64_t first) {
-  const bool direct = view.col == int64_t(sizeof(T)) && view.type == (sizeof(T) == 4 ? kFloat32 : kFloat64);
+  const bool direct = view.col == int64_t(sizeof(T)) && view.type == kOwn<T>;
   const int64_t stride = direct ? view.row / int64_t(sizeof(T)) : columns;
   char* base = view.at(b, h) + first * view.row;
   T* out = direct ? reinterpret_cast<T*>(base) : scratch;
@@ -219,8 +192,7 @@ inline void unpack_rows(const T* panel, int width, int64_t count, int64_t column
       }
     }
   if (direct) return;
-  for (int64_t r = 0; r < count; ++r)
-    for (int64_t c = 0; c < columns; ++c) write<T>(base + r * view.row + c * view.col, view.type, out[r * stride + c]);
+  for (int64_t r = 0; r < count; ++r) write_row<T>(out + r * stride, columns, base + r * view.row, view.type, view.col);
 }
 
 inline int64_t rounded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }

@@ -94,7 +94,7 @@ struct Call {
   std::vector<MaskNode> mask;
   Bias bias;
   std::vector<double> sinks;  // one for each head; empty: none
-  void* lse = nullptr;        // (batch, heads, T)
+  void* lse = nullptr;        // (batch, heads, T); null: neither this nor the next two are wanted
   void* peak = nullptr;
   void* total = nullptr;
   Wanted wanted;
@@ -105,6 +105,8 @@ struct Call {
 
   mutable int64_t bytes = 0;  // the most memory that the call had of its own
   bool interruptible = false; // the thread that calls hears signals
+  int team = 0;               // how many threads PyTorch's OpenMP has, whose team may do the work; 0: it may not
+  bool busy = false;          // it is running, where it is kept to be run again
   mutable Stop stop;
 
   void uses(int64_t now) const { bytes = now > bytes ? now : bytes; }

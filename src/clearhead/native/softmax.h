@@ -182,9 +182,11 @@ inline double sink_of(const Call& call, int64_t h) {
 // Everything that a row has one of.
 template <class T>
 inline void write_ending(const Call& call, const Units<T>& units, int64_t at, const Ending<T>& end) {
-  static_cast<T*>(call.lse)[at] = end.lse;
-  static_cast<T*>(call.peak)[at] = end.peak;
-  static_cast<T*>(call.total)[at] = end.total;
+  if (call.lse) {
+    static_cast<T*>(call.lse)[at] = end.lse;
+    static_cast<T*>(call.peak)[at] = end.peak;
+    static_cast<T*>(call.total)[at] = end.total;
+  }
   if (call.wanted.max_score) static_cast<T*>(call.wanted.max_score)[at] = end.largest * units.to_score;
   if (call.wanted.entropy) static_cast<T*>(call.wanted.entropy)[at] = end.entropy;
 }

@@ -23,6 +23,12 @@ class Stop {
     next_ = Clock::now() + kEvery;
   }
 
+  // As if nobody had asked yet.
+  void reset() {
+    stopped_ = false;
+    interrupted_ = nullptr;
+  }
+
   bool asked() {
     if (stopped_.load(std::memory_order_relaxed)) return true;
     if (!interrupted_ || std::this_thread::get_id() != caller_ || Clock::now() < next_) return false;

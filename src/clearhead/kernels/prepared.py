@@ -1,0 +1,145 @@
+"""Calls of a kind that was seen before: everything was checked then, and only the addresses are new."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.arrays import Array
+from clearhead.core.masks import Band
+from clearhead.core.problem import Problem, default_scale
+from clearhead.kernels.threads import team, threads
+
+# multiply-adds that are worth a thread more, and bytes of keys and values: to have its attention takes some µs
+THREAD_WORK, THREAD_BYTES = 500_000, 200_000
+# multiply-adds from which on a call may take so long that somebody wants to interrupt it
+LONG_WORK = 1_000_000
+# kinds that are remembered
+MOST = 512
+
+
+def main_thread() -> bool:
+    """True in the thread in which Python runs the handlers of signals, and PyTorch its operations, most likely."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much a call has to do, by which it is spread over threads."""
+
+    wanted: int  # threads
+    long: bool  # somebody may want to interrupt it
+
+    @classmethod
+    def of(cls, problem: Problem) -> Effort:
+        """Of one call."""
+        grid, columns = problem.grid, problem.q.shape[-1] + problem.width
+        heads = 1
+        for size in grid.batch:
+            heads *= size
+        work = heads * grid.heads * grid.queries * grid.keys * columns
+        read = heads * problem.key_heads * grid.keys * columns * problem.k.dtype.itemsize
+        return cls(max(work // THREAD_WORK, read // THREAD_BYTES), work > LONG_WORK)
+
+    def settle(self, call: Any, library: str) -> int:
+        """How many threads a call takes now; it learns whose they are, and whether it is to listen for an interrupt."""
+        main = main_thread()
+        call.interruptible = main and self.long
+        call.team = 0
+        if self.wanted <= 1:
+            return 1
+        if main and library == "torch":
+            call.team = team()
+        return min(threads(library), self.wanted)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One kind: its native call, and the shape of what it gives."""
+
+    call: Any
+    effort: Effort
+    shape: tuple[int, ...]
+
+    def tensors(self, q: Array, k: Array, v: Array) -> Array | None:
+        """The output for PyTorch tensors; None while another thread has the call."""
+        output = q.new_empty(self.shape)
+        places = q.data_ptr(), k.data_ptr(), v.data_ptr(), output.data_ptr()
+        return output if self.call.again(*places, self.effort.settle(self.call, "torch")) else None
+
+    def arrays(self, q: Array, k: Array, v: Array) -> Array | None:
+        """The same for NumPy arrays."""
+        output = np.empty(self.shape, q.dtype)
+        return output if self.call.again_on(q, k, v, output, self.effort.settle(self.call, "numpy")) else None
+
+
+_prepared: dict[Any, Prepared] = {}
+
+
+def tensor_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> Any:
+    """What a call on PyTorch tensors in memory depends on, but for its numbers."""
+    return (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, scale,
+        None if mask is None else mask_kind(mask),
+    )  # fmt: skip
+
+
+def array_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> Any:
+    """The same for NumPy arrays."""
+    return (
+        q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, q.dtype, k.dtype, v.dtype, scale,
+        None if mask is None else mask_kind(mask),
+    )  # fmt: skip
+
+
+def mask_kind(mask: Band) -> Any:
+    """A band's part of the key, where no array says how it is aligned."""
+    return mask.back, mask.ahead, mask.alignment.align
+
+
+def known(mask: Any, scale: Any) -> bool:
+    """True where the key says all of a call's mask and scale."""
+    plain = mask is None or (type(mask) is Band and mask.alignment.given is None)
+    return plain and (scale is None or type(scale) is float)
+
+
+def on_tensors(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
+    """The output, for a kind of call on PyTorch tensors that was remembered; None for what is unusual."""
+    if not (known(mask, scale) and q.is_cpu and k.is_cpu and v.is_cpu):
+        return None
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and sys.modules["torch"].is_grad_enabled():
+        return None
+    one = _prepared.get(tensor_kind(q, k, v, mask, scale))
+    return None if one is None else one.tensors(q, k, v)
+
+
+def on_arrays(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
+    """The same for NumPy arrays."""
+    one = _prepared.get(array_kind(q, k, v, mask, scale)) if known(mask, scale) else None
+    return None if one is None else one.arrays(q, k, v)
+
+
+def remember(problem: Problem, call: Any, effort: Effort) -> None:
+    """Keep a native call that has run for the next one of its kind, where no more than arrays, band and scale made it."""
+    given = problem.bias, problem.softcap, problem.sinks, problem.dropout, problem.want
+    if any(option is not None for option in given) or not known(problem.mask, problem.scale) or problem.differentiated:
+        return
+    grid, q = problem.grid, problem.q
+    if problem.headless or problem.keeps_unrounded or not q.ndim == problem.k.ndim == problem.v.ndim:
+        return
+    torch = problem.library.name == "torch"
+    if not torch and not problem.q.dtype.kind == problem.k.dtype.kind == problem.v.dtype.kind == "f":
+        return  # others do not lend their memory by the buffer protocol
+    call.lse = call.peak = call.total = 0
+    shape = (*grid.batch, grid.heads, grid.queries, problem.width)
+    one = Prepared(call, effort, shape)
+    if len(_prepared) >= MOST:
+        _prepared.clear()
+    kind = tensor_kind if torch else array_kind
+    scales = {problem.scale, None} if problem.scale == default_scale(q) else {problem.scale}  # as it may be given
+    for scale in scales:
+        _prepared[kind(q, problem.k, problem.v, problem.mask, scale)] = one

@@ -1,0 +1,165 @@
+// The pool of threads: a list of open jobs, which idle threads watch for a moment and then sleep beside.
+#include "pool.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "pause.h"
+
+namespace clearhead {
+namespace {
+
+// how long a thread without work watches for the next job: about as long as waking it would take
+constexpr std::chrono::microseconds kWatch{100};
+
+struct Job {
+  void (*work)(void*, int);
+  void* data;
+  int places;                  // of helpers that are still wanted; under the list's lock
+  int next = 1;                // the number of the next one to come; under the list's lock
+  std::atomic<int> inside{0};  // helpers at work
+};
+
+class Pool {
+ public:
+  void run(int threads, void (*work)(void*, int), void* data) {
+    Job job{work, data, threads - 1};
+    start(threads - 1);
+    {
+      const std::lock_guard<Spinning> lock(list_);
+      open_.push_back(&job);
+      places_ += job.places;
+    }
+    wake(threads - 1);
+    work(data, 0);
+    {
+      const std::lock_guard<Spinning> lock(list_);
+      places_ -= job.places;
+      open_.erase(std::remove(open_.begin(), open_.end(), &job), open_.end());
+    }
+    for (Patience patience; job.inside > 0;) patience.wait();
+  }
+
+ private:
+  // As many threads as anybody has asked for so far; fewer where there are no more to be had.
+  void start(int wanted) {
+    if (started_ >= wanted) return;
+    const std::lock_guard<std::mutex> lock(beds_);
+    try {
+      for (; started_ < wanted; ++started_) std::thread(&Pool::serve, this).detach();
+    } catch (const std::system_error&) {
+    }
+  }
+
+  void wake(int wanted) {
+    const int asleep = asleep_;
+    if (asleep == 0) return;
+    const std::lock_guard<std::mutex> lock(beds_);  // whoever has seen no places is asleep by now
+    if (wanted >= asleep) return alarm_.notify_all();
+    for (int n = 0; n < wanted; ++n) alarm_.notify_one();
+  }
+
+  void serve() {
+    for (;;) {
+      watch();
+      if (Job* job = nullptr; const int number = join(job)) {
+        job->work(job->data, number);
+        --job->inside;
+      }
+    }
+  }
+
+  // Until a job has places.
+  void watch() {
+    const auto until = std::chrono::steady_clock::now() + kWatch;
+    while (places_ <= 0) {
+      for (int n = 0; n < 64 && places_ <= 0; ++n) pause();
+      if (places_ > 0 || std::chrono::steady_clock::now() < until) continue;
+      std::unique_lock<std::mutex> lock(beds_);
+      ++asleep_;
+      alarm_.wait(lock, [&] { return places_ > 0; });
+      --asleep_;
+    }
+  }
+
+  // A place in the oldest job that has one: its number; 0 for none.
+  int join(Job*& job) {
+    const std::lock_guard<Spinning> lock(list_);
+    for (Job* one : open_) {
+      if (one->places == 0) continue;
+      job = one;
+      --one->places, --places_, ++one->inside;
+      return one->next++;
+    }
+    return 0;
+  }
+
+  Spinning list_;  // held for some instructions only
+  std::vector<Job*> open_;
+  std::atomic<int> places_{0}, started_{0}, asleep_{0};
+  std::mutex beds_;
+  std::condition_variable alarm_;
+};
+
+std::atomic<Pool*> pool{nullptr};
+std::atomic<void*> team_entry{nullptr};
+
+// A child that was forked has none of its parent's threads: it starts anew, and does not touch what they may have held.
+void forget() {
+  pool = nullptr;
+  team_entry = nullptr;
+}
+
+// Never destroyed: its threads end with the process.
+Pool& the_pool() {
+  static const int hears = pthread_atfork(nullptr, nullptr, forget);
+  (void)hears;
+  Pool* here = pool;
+  if (here) return *here;
+  Pool* fresh = new Pool;
+  if (pool.compare_exchange_strong(here, fresh)) return *fresh;
+  delete fresh;
+  return *here;
+}
+
+// A job for OpenMP's team, which calls a function without a number: the first ones are wanted, the others go back at once.
+struct Shift {
+  void (*work)(void*, int);
+  void* data;
+  int threads;
+  std::thread::id caller;
+  std::atomic<int> next{1};
+
+  static void enter(void* shift) {
+    Shift& here = *static_cast<Shift*>(shift);
+    const int number = std::this_thread::get_id() == here.caller ? 0 : here.next++;
+    if (number < here.threads) here.work(here.data, number);
+  }
+};
+
+}  // namespace
+
+void set_team(void* entry) {
+  the_pool();  // from now on a fork is heard of
+  team_entry = entry;
+}
+
+void together(int threads, int team, void (*work)(void*, int), void* data) {
+  if (threads <= 1) return work(data, 0);
+  using Entry = void (*)(void (*)(void*), void*, unsigned, unsigned);
+  const auto entry = reinterpret_cast<Entry>(team_entry.load());
+  if (!entry || team < threads) return the_pool().run(threads, work, data);
+  // always the whole team: OpenMP ends the threads of a larger one, and starts them again for the next
+  Shift shift{work, data, threads, std::this_thread::get_id()};
+  entry(Shift::enter, &shift, unsigned(team), 0);
+}
+
+}  // namespace clearhead
