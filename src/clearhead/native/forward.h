@@ -46,13 +46,13 @@ template <class T> struct Workspace {
 // values[feature][query] += weights[key][query] · v[key][feature], for one panel of `queries`.
 template <class T>
 inline void accumulate(const Call& call, const Packed<T>& packed, Workspace<T>& work, const Scorer<T>& scorer,
-                       const T* weights, int64_t queries, int64_t j0, int64_t j1, T* values) {
+                       const T* weights, int64_t queries, int vecs, int64_t j0, int64_t j1, T* values) {
   constexpr int panel = kPanel<T>;
   const int64_t blocks = rounded(call.width, kRows) / kRows, stride = packed.value_stride;
   const T* v = packed.v.data() + packed.at(j0) * kRows;
-  if (!scorer.mixed || !scorer.remember) return product<T, true>(v, blocks, weights, j1 - j0, stride, values);
+  if (!scorer.mixed || !scorer.remember) return product<T, true>(v, blocks, weights, j1 - j0, stride, values, vecs);
   const uint8_t* allowed = scorer.allowed();
-  product<T, true>(work.blanked(call, packed, allowed, queries, j0, j1), blocks, weights, j1 - j0, kTile * kRows, values);
+  product<T, true>(work.blanked(call, packed, allowed, queries, j0, j1), blocks, weights, j1 - j0, kTile * kRows, values, vecs);
   for (int64_t j = 0; j < j1 - j0; ++j) {  // what was left out goes to those who see it, one by one
     if (!packed.odd[j0 + j] || all_set(allowed + j * panel, queries)) continue;
     for (int64_t x = 0; x < queries; ++x)
@@ -107,13 +107,15 @@ void forward_block(const Call& call, const Packed<T>& packed, int64_t b, int64_t
         if (j0 >= j1 || !packed.holds(tile)) continue;
         const T* q = work.q.data() + place * panel * call.features;
         T* values = work.values.data() + place * depth;
+        // an observer adds up whole panels, in which those who are no queries have weight 0
+        const int vecs = observer ? kVecs : int((i1 - i0 + kLanes<T> - 1) / kLanes<T>);
         Rows<T>& rows = work.rows[place];
         const bool spoiled = look == 1 && rows.spoiled();
         scorer.remember = odd || spoiled;
-        if (!scorer.score(q, packed.k.data() + packed.at(j0) * call.features, i0, i1, j0, j1, work.s.data())) continue;
+        if (!scorer.score(q, packed.k.data() + packed.at(j0) * call.features, i0, i1, j0, j1, work.s.data(), vecs)) continue;
         if (look == 0) {
           rows.exponentiate(work.s.data(), j1 - j0, scorer.units.factor, entropy, values, call.width);
-          accumulate(call, packed, work, scorer, work.s.data(), i1 - i0, j0, j1, values);
+          accumulate(call, packed, work, scorer, work.s.data(), i1 - i0, vecs, j0, j1, values);
         } else {
           rows.weigh(work.s.data(), j1 - j0, scorer.units.factor);
           if (spoiled && scorer.mixed) scorer.clear(j1 - j0, work.s.data());

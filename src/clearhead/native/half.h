@@ -62,11 +62,16 @@ typedef uint32_t WordVec __attribute__((vector_size(kBytes), aligned(4), may_ali
 // kLanes numbers of a type, as they lie.
 template <int type> inline Vec<float> load_as(const char* p) {
   if constexpr (type == kFloat32) return load<float>(reinterpret_cast<const float*>(p));
-#if defined(CLEARHEAD_NEON)
-  if constexpr (type == kBFloat16) return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p)), 16));
-#endif
   if constexpr (type == kBFloat16)  // the upper half of a float
+#if defined(CLEARHEAD_AVX512)
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+#elif defined(CLEARHEAD_AVX2)
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
+#elif defined(CLEARHEAD_NEON)
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p)), 16));
+#else
     return (Vec<float>)(__builtin_convertvector(*reinterpret_cast<const HalfVec*>(p), WordVec) << 16);
+#endif
 #if defined(CLEARHEAD_AVX512)
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(CLEARHEAD_AVX2)

@@ -88,6 +88,22 @@ template <class T> inline T sum(Vec<T> v) {
   return total;
 }
 
+// Bit x for lane x: where the first is the larger one.
+template <class T> inline uint32_t lanes_above(Vec<T> a, Vec<T> b) {
+#if defined(CLEARHEAD_AVX512)
+  if constexpr (sizeof(T) == 4) return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+  else return _mm512_cmp_pd_mask(a, b, _CMP_GT_OQ);
+#elif defined(CLEARHEAD_AVX2)
+  if constexpr (sizeof(T) == 4) return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
+  else return uint32_t(_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_GT_OQ)));
+#else
+  const BitVec<T> above = a > b;
+  uint32_t bits = 0;
+  for (int x = 0; x < kLanes<T>; ++x) bits |= uint32_t(above[x] & 1) << x;
+  return bits;
+#endif
+}
+
 // The sums of four vectors.
 template <class T> inline void sums_of_four(const Vec<T>* v, T* out) {
 #if defined(CLEARHEAD_NEON)

@@ -12,12 +12,13 @@ namespace clearhead {
 namespace CLEARHEAD_ISA {
 
 constexpr int64_t kKeptBytes = 8 << 20;     // of packed keys and values that are kept for the next call, at most, for each thread
-constexpr int64_t kPackStep = 16 * kTile;   // keys that one task packs
+constexpr int64_t kPackStep = kTile;        // keys that one task packs
 constexpr int64_t kSplitHeads = 64;         // heads from which on each is differentiated whole; fewer are split by keys
 constexpr int64_t kFewSplits = 8;           // heads and splits that there is always room for
 constexpr int64_t kSplitNumbers = 16 << 20; // numbers in the dq of all splits, beyond which there are only few
 constexpr int64_t kSmallPanels = 2;         // panels of queries in a small task
-constexpr int64_t kChunkBlocks = 8;         // blocks of queries that one observer watches, at least
+constexpr int64_t kManyTasks = 256;         // panels of a call from which on a task has more than one
+constexpr int64_t kChunk = 384;             // queries that one observer watches, at least
 constexpr int64_t kMostChunks = 32;         // observers of a head: each keeps a number for each key
 static_assert(kPackStep % kTile == 0);      // a task packs whole tiles, which are whole blocks
 
@@ -29,12 +30,20 @@ inline std::vector<Range> cut(int64_t count, int64_t step) {
   return parts;
 }
 
-// The queries of a head, in the order in which they are taken: the last first, which under a causal mask take longest. Of
-// those taken last some are cut small, so that threads end together. An observer needs chunks that depend on the call only.
+// Blocks of queries that one observer watches, at least.
+template <class T> constexpr int64_t kChunkBlocks = std::max<int64_t>(kChunk / (kPanels * kPanel<T>), 1);
+
+// The queries of a head, in the order in which they are taken: the last first, which under a causal mask take longest. A call of
+// few panels has a task for each, so that many threads have something to do; longer ones have tasks that share what is in the
+// cache. Of those taken last some are cut small, so that threads end together. An observer needs chunks that depend on the call
+// only.
 template <class T> std::vector<Range> query_blocks(const Call& call) {
-  const int64_t block = kPanels * kPanel<T>, all = (call.queries + block - 1) / block;
-  if (call.wanted.second_look()) return cut(call.queries, std::max(kChunkBlocks, (all + kMostChunks - 1) / kMostChunks) * block);
-  std::vector<Range> blocks = cut(std::min(call.queries, block), kSmallPanels * kPanel<T>);
+  constexpr int64_t panel = kPanel<T>, most = kPanels * panel;
+  const int64_t all = (call.queries + most - 1) / most;
+  if (call.wanted.second_look()) return cut(call.queries, std::max(kChunkBlocks<T>, (all + kMostChunks - 1) / kMostChunks) * most);
+  const int64_t panels = call.batch * call.heads * ((call.queries + panel - 1) / panel);
+  const int64_t some = std::clamp<int64_t>(panels / kManyTasks, 1, kPanels), block = some * panel;
+  std::vector<Range> blocks = cut(std::min(call.queries, block), std::min(some, kSmallPanels) * panel);
   for (int64_t first = block; first < call.queries; first += block) blocks.push_back({first, std::min(first + block, call.queries)});
   std::reverse(blocks.begin(), blocks.end());
   return blocks;
@@ -234,8 +243,9 @@ template <class T> std::vector<Size> sizes_as() {
           {"queries", "small", kSmallPanels * panel},
           {"queries", "block", block},
           {"queries", "together", kTogether * panel},
-          {"queries", "chunk", kChunkBlocks * block},
-          {"queries", "chunks", kMostChunks * kChunkBlocks * block},
+          {"queries", "tasks", 2 * kManyTasks * panel},
+          {"queries", "chunk", kChunkBlocks<T> * block},
+          {"queries", "chunks", kMostChunks * kChunkBlocks<T> * block},
           {"features", "turned", 4},
           {"features", "rows", kRows},
           {"heads", "split_heads", kSplitHeads},

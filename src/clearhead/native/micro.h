@@ -5,20 +5,21 @@
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-template <class T, bool add>
+// `vecs` are those of the panel's vectors that hold queries.
+template <class T, bool add, int vecs = kVecs>
 inline void micro(const T* __restrict a, const T* __restrict b, int64_t depth, T* __restrict c) {
   constexpr int lanes = kLanes<T>, panel = kPanel<T>;
-  Vec<T> acc[kRows][kVecs];
+  Vec<T> acc[kRows][vecs];
   for (int i = 0; i < kRows; ++i)
-    for (int j = 0; j < kVecs; ++j) acc[i][j] = add ? load<T>(c + i * panel + j * lanes) : Vec<T>{};
+    for (int j = 0; j < vecs; ++j) acc[i][j] = add ? load<T>(c + i * panel + j * lanes) : Vec<T>{};
   for (int64_t d = 0; d < depth; ++d, a += kRows, b += panel) {
-    Vec<T> row[kVecs];
-    for (int j = 0; j < kVecs; ++j) row[j] = load<T>(b + j * lanes);
+    Vec<T> row[vecs];
+    for (int j = 0; j < vecs; ++j) row[j] = load<T>(b + j * lanes);
     for (int i = 0; i < kRows; ++i)
-      for (int j = 0; j < kVecs; ++j) acc[i][j] += a[i] * row[j];
+      for (int j = 0; j < vecs; ++j) acc[i][j] += a[i] * row[j];
   }
   for (int i = 0; i < kRows; ++i)
-    for (int j = 0; j < kVecs; ++j) store<T>(c + i * panel + j * lanes, acc[i][j]);
+    for (int j = 0; j < vecs; ++j) store<T>(c + i * panel + j * lanes, acc[i][j]);
 }
 
 #if defined(CLEARHEAD_NEON)
@@ -69,9 +70,18 @@ template <> inline void micro<float, true>(const float* __restrict a, const floa
 #endif
 
 // Many blocks of rows against one panel: A is packed block after block, C likewise.
+template <class T, bool add, int vecs>
+inline void product_of(const T* a, int64_t blocks, const T* b, int64_t depth, int64_t stride, T* c) {
+  for (int64_t i = 0; i < blocks; ++i) micro<T, add, vecs>(a + i * stride, b, depth, c + i * kRows * kPanel<T>);
+}
+
+// The same for a panel of which the first vectors alone are wanted.
 template <class T, bool add>
-inline void product(const T* a, int64_t blocks, const T* b, int64_t depth, int64_t stride, T* c) {
-  for (int64_t i = 0; i < blocks; ++i) micro<T, add>(a + i * stride, b, depth, c + i * kRows * kPanel<T>);
+inline void product(const T* a, int64_t blocks, const T* b, int64_t depth, int64_t stride, T* c, int vecs = kVecs) {
+  static_assert(kVecs == 2 || kVecs == 3);
+  if (vecs == kVecs) return product_of<T, add, kVecs>(a, blocks, b, depth, stride, c);
+  if (vecs == 1) return product_of<T, add, 1>(a, blocks, b, depth, stride, c);
+  product_of<T, add, 2>(a, blocks, b, depth, stride, c);
 }
 
 }  // namespace CLEARHEAD_ISA

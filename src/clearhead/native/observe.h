@@ -90,10 +90,14 @@ template <class T> class Observer {
   // All panels have shown their weights for keys [j0, j1).
   void end_tile(int64_t j0, int64_t j1) {
     if (!want_.received) return;
-    for (int64_t j = j0; j < j1; ++j) {
-      Vec<T> total{};
-      for (int x = 0; x < kVecs; ++x) total += load<T>(tile_.data() + (j - j0) * panel + x * lanes);
-      received_[j] += sum<T>(total);
+    for (int64_t j = j0; j < j1; j += 4) {
+      const int64_t some = std::min<int64_t>(4, j1 - j);
+      Vec<T> totals[4] = {};
+      for (int64_t n = 0; n < some; ++n)
+        for (int x = 0; x < kVecs; ++x) totals[n] += load<T>(tile_.data() + (j + n - j0) * panel + x * lanes);
+      T four[4];
+      sums_of_four<T>(totals, four);
+      for (int64_t n = 0; n < some; ++n) received_[j + n] += four[n];
     }
     std::fill(tile_.begin(), tile_.end(), T(0));
   }
@@ -153,6 +157,8 @@ template <class T> class Observer {
     for (int x = 0; x < panel; ++x) least[x] = std::numeric_limits<T>::infinity();
     if (ranked)
       for (int64_t i = i0; i < i1; ++i) least[i - i0] = best(i)[want_.top - 1];
+    int64_t places[panel];  // of each query's row in the map
+    for (int64_t i = i0; pooled && i < i1; ++i) places[i - i0] = (bin(i) - first_bin_) * want_.map_columns;
     T* tile = received ? tile_.data() + (j0 % kTile) * panel : nullptr;
     for (int64_t j = j0; j < j1;) {
       const int64_t column = pooled ? j * want_.map_columns / call_.keys : 0;
@@ -172,35 +178,31 @@ template <class T> class Observer {
         if (ranked) rank(weights, most, least, i0, i1, j0, j, end);
         j = end;
       }
-      if (pooled) pool(total, top, i0, i1, column);
+      if (pooled) pool(total, top, int(i1 - i0), places, column);
     }
   }
 
-  void pool(const Vec<T>* total, const Vec<T>* top, int64_t i0, int64_t i1, int64_t column) {
-    for (int64_t i = i0; i < i1; ++i) {
-      const int lane = int(i - i0);
-      const int64_t at = (bin(i) - first_bin_) * want_.map_columns + column;
-      const T sum = total[lane / lanes][lane % lanes];
-      sums_[at] += sum;
-      tops_[at] = larger(tops_[at], sum == sum ? top[lane / lanes][lane % lanes] : sum);  // a vector's maximum may lose NaN
+  void pool(const Vec<T>* total, const Vec<T>* top, int queries, const int64_t* places, int64_t column) {
+    T sums[panel], tops[panel];
+    for (int x = 0; x < kVecs; ++x) store<T>(sums + x * lanes, total[x]), store<T>(tops + x * lanes, top[x]);
+    for (int x = 0; x < queries; ++x) {
+      const int64_t at = places[x] + column;
+      sums_[at] += sums[x];
+      tops_[at] = larger(tops_[at], sums[x] == sums[x] ? tops[x] : sums[x]);  // a vector's maximum may lose NaN
     }
   }
 
   // Keys [j, end), of which `most` is the largest weight for each query: those above `least` go among the best.
   void rank(const T* weights, const Vec<T>* most, T* least, int64_t i0, int64_t i1, int64_t j0, int64_t j, int64_t end) {
-    for (int part = 0; part < kVecs; ++part) {
-      const BitVec<T> above = most[part] > load<T>(least + part * lanes);
-      typename Bits<T>::type news = 0;
-      for (int x = 0; x < lanes; ++x) news |= above[x];
-      if (!news) continue;
-      for (int x = part * lanes; x < std::min<int>((part + 1) * lanes, int(i1 - i0)); ++x) {
-        if (!above[x % lanes]) continue;
+    for (int part = 0; part < kVecs; ++part)
+      for (uint32_t news = lanes_above<T>(most[part], load<T>(least + part * lanes)); news; news &= news - 1) {
+        const int x = part * lanes + __builtin_ctz(news);
+        if (x >= int(i1 - i0)) break;
         for (int64_t k = j; k < end; ++k) {
           const T w = weights[(k - j0) * panel + x];
           if (w > least[x]) least[x] = insert(i0 + x, w, k);
         }
       }
-    }
   }
 
   T* best(int64_t i) const { return static_cast<T*>(want_.top_weights) + (call_.row_of(b_, h_) + i) * want_.top; }

@@ -94,17 +94,17 @@ template <class T> class Scorer {
   static constexpr int panel = kPanel<T>;
 
   Scorer(const Call& call, int64_t b, int64_t h)
-      : call_(call), units(call), mask(call, b, h), b_(b), h_(h), allowed_(kTile * panel) {}
+      : call_(call), units(call), mask(call, b, h), b_(b), h_(h) { allowed_.resize(kTile * panel); }
 
   // s[key − j0][query − i0] for keys [j0, j1) and queries [i0, i1), j0 a multiple of kRows; false where nothing is
   // allowed. `q` is the packed panel, `keys` the packed keys from j0 on. `mixed` says that some pairs are masked: also those
-  // of lanes that are no queries, where `remember` says that keys may hold anything.
-  bool score(const T* q, const T* keys, int64_t i0, int64_t i1, int64_t j0, int64_t j1, T* s) {
+  // of lanes that are no queries, where `remember` says that keys may hold anything. Vectors past `vecs` are left as they are.
+  bool score(const T* q, const T* keys, int64_t i0, int64_t i1, int64_t j0, int64_t j1, T* s, int vecs = kVecs) {
     const Verdict verdict = mask.decide(i0, i1, j0, j1);
     mixed = verdict == kSome || (remember && i1 - i0 < panel);
     if (verdict == kNone) return false;
     const int64_t blocks = (j1 - j0 + kRows - 1) / kRows;
-    product<T, false>(keys, blocks, q, call_.features, call_.features * kRows, s);
+    product<T, false>(keys, blocks, q, call_.features, call_.features * kRows, s, vecs);
     if (!units.raw) shape(i0, i1, j0, j1, s);
     if (mixed) hide(i0, i1, j0, j1, s);
     return true;
@@ -174,7 +174,7 @@ template <class T> class Scorer {
 
  private:
   const int64_t b_, h_;
-  std::vector<uint8_t> allowed_;
+  Buffer<uint8_t> allowed_;
 };
 
 }  // namespace CLEARHEAD_ISA
