@@ -5,13 +5,14 @@ WORKERS ?= 2
 # Python files are compiled once, not by each process that a test starts
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test fuzz lint format bench bench-cpu bench-gpu bench-watch sanitize test-other-arch test-clang clean
+.PHONY: help demo test fuzz soak lint format bench bench-cpu bench-gpu bench-watch sanitize test-other-arch test-clang clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    what it does, in the terminal"
 	@echo "make test    the whole test suite"
 	@echo "make fuzz    random problems against an independent reference; SECONDS=600 for longer, SEED=7 for one"
+	@echo "make soak    threads, forks and interrupts on the compiled kernel for ten minutes; SECONDS=60 for one"
 	@echo "make lint    ruff, format check, mypy"
 	@echo "make bench   the tiled kernel against the plain NumPy formula"
 	@echo "make bench-cpu        the compiled kernel against PyTorch, NumPy and the machine's own limits"
@@ -55,6 +56,10 @@ test: .venv/test
 SECONDS ?= 60
 fuzz: .venv/test
 	$(PY) tests/fuzz.py $(if $(SEED),--seed $(SEED),--seconds $(SECONDS) --processes $(WORKERS))
+
+soak: SECONDS = 600
+soak: .venv/test
+	$(PY) tests/soak.py --seconds $(SECONDS)
 
 lint: .venv/test
 	$(PY) -m ruff check src tests bench

@@ -31,17 +31,17 @@ def admit(argument: str, array: Array) -> Array:
     """
     if type(array) is np.ndarray:
         return array
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(array, torch.Tensor):
+    if not is_torch(array):
         refuse_masked(argument, array)
         return array
+    torch = sys.modules["torch"]
     return array if torch.compiler.is_compiling() or lies_plainly(array) else _made_plain(argument, array)
 
 
 def lies_plainly(*tensors: Array) -> bool:
     """True for PyTorch tensors whose memory holds their numbers as they are; asked of every call, so it is quick."""
     torch = sys.modules.get("torch")
-    if torch is None:
+    if torch is None or not hasattr(torch, "strided"):  # another thread may be importing it
         return False
     whole, strided = torch.Tensor, torch.strided
     for tensor in tensors:

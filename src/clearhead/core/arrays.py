@@ -84,8 +84,8 @@ def is_array(value: object) -> bool:
 
 def is_torch(value: object) -> bool:
     """True for a PyTorch tensor; PyTorch is not imported to find out."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # another thread may still be importing it
+    return tensor is not None and isinstance(value, tensor)
 
 
 def is_traced(value: object) -> bool:
@@ -289,8 +289,8 @@ def require_array(argument: str, value: object) -> None:
 
 def refuse_masked(argument: str, value: object) -> None:
     """Refuse NumPy's masked arrays: the numbers that they hide would be read."""
-    masked = sys.modules.get("numpy.ma")
-    if masked is not None and isinstance(value, masked.MaskedArray):
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)  # as above
+    if masked is not None and isinstance(value, masked):
         raise ArgumentError(
             argument, "is a masked array, expected a plain one: give its numbers, .data, and mask= what it hides"
         )

@@ -267,7 +267,7 @@ def _number(name: str, value: Any, q: Array, *, positive: bool = False) -> Any:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise ArgumentError(name, f"is {shown(value)}, expected {expected}") from None
-    if isinstance(value, bool) or not math.isfinite(number) or (positive and number <= 0):
+    if isinstance(value, (bool, str, bytes)) or not math.isfinite(number) or (positive and number <= 0):
         raise ArgumentError(name, f"is {shown(value)}, expected {expected}")
     return number
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import sys
 from collections.abc import Callable
@@ -31,6 +32,9 @@ except ModuleNotFoundError:
 except ImportError as error:
     native = None
     NOT_BUILT = f"it was built, but cannot be loaded: {error}"
+
+if native is not None and sys.version_info < (3, 14) and hasattr(native, "end"):
+    atexit.register(native.end)
 
 # what `native/observe.h` gathers
 OBSERVES = frozenset() if native is None else frozenset(native.observes())
@@ -149,29 +153,29 @@ class Running:
     def nodes(self, root: Node) -> list[Any]:
         """A mask as the nodes of its tree, parts before wholes."""
         order: list[Any] = []
-
-        def add(part: Node) -> int:
-            left, right, *_ = *map(add, part.parts), -1, -1
-            node = native.MaskNode(part.kind, left, right, part.constant)
-            for number in part.numbers:
-                if isinstance(number, int):
-                    node.add_number(number)
-                else:
-                    node.add_numbers(np.ascontiguousarray(number, dtype=np.int64), 1)
-            for rows in part.rows():
-                each = 0 if len(rows) == 1 else rows.shape[1]
-                if rows.dtype == bool:
-                    node.add_flags(np.ascontiguousarray(rows).view(np.uint8), each)
-                else:
-                    node.add_numbers(np.ascontiguousarray(rows, dtype=np.int64), each)
-            pairs = part.array()
-            if pairs is not None:
-                node.array = self.view(to_numpy(pairs))
-            order.append(node)
-            return len(order) - 1
-
-        add(root)
+        self.add_node(root, order)
         return order
+
+    def add_node(self, part: Node, order: list[Any]) -> int:
+        """One node after its parts; its place comes back."""
+        left, right, *_ = *(self.add_node(one, order) for one in part.parts), -1, -1
+        node = native.MaskNode(part.kind, left, right, part.constant)
+        for number in part.numbers:
+            if isinstance(number, int):
+                node.add_number(number)
+            else:
+                node.add_numbers(np.ascontiguousarray(number, dtype=np.int64), 1)
+        for rows in part.rows():
+            each = 0 if len(rows) == 1 else rows.shape[1]
+            if rows.dtype == bool:
+                node.add_flags(np.ascontiguousarray(rows).view(np.uint8), each)
+            else:
+                node.add_numbers(np.ascontiguousarray(rows, dtype=np.int64), each)
+        pairs = part.array()
+        if pairs is not None:
+            node.array = self.view(to_numpy(pairs))
+        order.append(node)
+        return len(order) - 1
 
     def set_bias(self, bias: Bias) -> None:
         """An array as it lies; what depends on distance only, as a number for each head and distance."""

@@ -124,7 +124,7 @@ def on_arrays(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | No
 
 
 def remember(problem: Problem, call: Any, effort: Effort) -> None:
-    """Keep a native call that has run for the next one of its kind, where no more than arrays, band and scale made it."""
+    """Keep a native call that has run for the next one of its kind, where arrays, band and scale say all of it."""
     given = problem.bias, problem.softcap, problem.sinks, problem.dropout, problem.want
     if any(option is not None for option in given) or not known(problem.mask, problem.scale) or problem.differentiated:
         return

@@ -50,26 +50,27 @@ def threads(library: str = "numpy") -> int:
 
 
 def team() -> int:
-    """How many threads PyTorch's OpenMP has, which then work for us too; 0 where it has no OpenMP that can be called."""
+    """How many threads PyTorch's OpenMP has, which then work for us too; 0 where it has none that can be called."""
     return sys.modules["torch"].get_num_threads() if _has_team() else 0
 
 
 @cache
 def _has_team() -> bool:
-    """Find the entry by which programs that GCC compiled call OpenMP, as PyTorch's own library does."""
+    """Find the functions by which programs that GCC compiled call OpenMP, as PyTorch's own library does."""
     import ctypes  # not for those without PyTorch
 
     import clearhead._native as native
 
     torch = sys.modules["torch"]
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    library = Path(str(torch.__file__)).parent / "lib" / "libtorch_cpu.so"
     if "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info() or not library.exists():
         return False
     try:  # looks into the libraries that this one brought, and loads none
-        entry = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD).GOMP_parallel
+        loaded = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD)
+        found = [ctypes.cast(f, ctypes.c_void_p).value for f in (loaded.GOMP_parallel, loaded.omp_get_thread_num)]
     except (OSError, AttributeError):
         return False
-    native.set_team(ctypes.cast(entry, ctypes.c_void_p).value)
+    native.set_team(*found)
     return True
 
 

@@ -62,6 +62,9 @@ inline Vec<double> max(Vec<double> a, Vec<double> b) { return _mm256_max_pd(a, b
 template <class V> inline V max(V a, V b) { return a > b ? a : b; }
 #endif
 
+// The smaller of two finite numbers.
+template <class V> inline V min(V a, V b) { return a < b ? a : b; }
+
 // a · b + c with c read from memory. A NEON multiply-add overwrites c: read anew, it costs a load, for which there is room,
 // and not a copy, for which the multipliers would wait.
 template <class T> inline Vec<T> fma(Vec<T> a, Vec<T> b, const T* c) {

@@ -3,8 +3,12 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <pthread.h>
 
+#include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "kernel.h"
 #include "pool.h"
@@ -67,6 +71,37 @@ nb::dict sizes(const std::string& isa, bool wide) {
   return found;
 }
 
+// While the interpreter ends, it ends the threads that ask for its lock, in the middle of C++, which no program survives. So
+// from `end` on, which it calls before, threads other than its main one do not come back; those on their way have arrived when
+// `end` returns. Since 3.14 the interpreter itself lets them sleep.
+std::atomic<bool> ending{false};
+std::atomic<int> arriving{0};
+
+void end() {
+  ending = true;
+  nb::gil_scoped_release released;
+  while (arriving > 0) std::this_thread::yield();
+}
+
+// The interpreter's lock is given up here and had again afterwards.
+class Released {
+ public:
+  Released() : state_(PyEval_SaveThread()) {}
+  ~Released() {
+    ++arriving;
+    if (ending && std::this_thread::get_id() != main_) {
+      --arriving;
+      for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+    PyEval_RestoreThread(state_);
+    --arriving;
+  }
+
+ private:
+  PyThreadState* state_;
+  static inline const std::thread::id main_ = std::this_thread::get_id();  // which imports this, most likely
+};
+
 void run(const Call& call, const std::string& isa, int threads, bool back) {
   const Kernel* kernel = named(isa);
   const auto interrupted = [] {
@@ -75,7 +110,7 @@ void run(const Call& call, const std::string& isa, int threads, bool back) {
   };
   bool stopped;
   {
-    nb::gil_scoped_release released;
+    const Released released;
     if (call.interruptible) call.stop.listen(interrupted);
     try {
       (back ? kernel->backward : kernel->forward)(call, threads);
@@ -116,6 +151,11 @@ bool again(Call& call, void* q, void* k, void* v, void* out, int threads) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // prepared calls, and those of threads that the end of the process meets at work
+  // Now, and not at the first call: a fork in the middle of it would leave the child waiting for a thread that it has not.
+  prepare_pool();
+  named("");
+  pthread_atfork(nullptr, nullptr, [] { arriving = 0; });
   m.doc() = "The compiled kernel: see clearhead.kernels.compiled.";
 
   nb::class_<View>(m, "View")
@@ -185,7 +225,8 @@ NB_MODULE(_native, m) {
   set_pointer<&Call::dsinks>(call, "dsinks");
 
   m.def("instruction_set", [] { return std::string(chosen("")->name); });
-  m.def("set_team", [](uintptr_t entry) { set_team(pointer(entry)); });
+  m.def("set_team", [](uintptr_t parallel, uintptr_t number) { set_team(pointer(parallel), pointer(number)); });
+  m.def("end", end);
   m.def("sizes", sizes);
   m.def("observes", [] { return chosen("")->observes(); });
   m.def("has", [](const std::string& name) { return chosen(name) != nullptr; });

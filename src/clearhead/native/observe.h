@@ -54,12 +54,18 @@ inline std::vector<std::string> observes() { return Sought::names(); }
 template <class T> class Observer {
  public:
   static constexpr int panel = kPanel<T>, lanes = kLanes<T>;
+  static constexpr int64_t kStep = 8;     // keys whose largest weight is kept
+  static constexpr int64_t kSorted = 16;  // how many are sought at most, where a bar is found first
 
   Observer(const Call& call, const Sought& sought, int64_t b, int64_t h, int64_t first, int64_t last)
       : call_(call), want_(sought), b_(b), h_(h), last_(last) {
     if (want_.received) {
       received_.assign(call.keys, T(0));
       tile_.assign(kTile * panel, T(0));
+    }
+    if (want_.top) {
+      steps_.resize(kTile * panel);
+      ends_.resize(kTile);
     }
     if (want_.map_rows) {
       first_bin_ = bin(first);
@@ -148,24 +154,20 @@ template <class T> class Observer {
       for (int64_t x = want_.received_from - i0; x < panel; ++x) tile[k * panel + x] += weights[k * panel + x];
   }
 
-  // Once through the tile for everything that looks at each weight. Keys go in steps that do not cross a column of the
-  // map; the largest weight of a step tells whether any of its keys can be among the best.
+  // Once through the tile for everything that looks at each weight. Keys go in steps that do not cross a column of the map; the
+  // largest weights of the steps tell which of them can hold any of the best.
   template <bool received>
   void walk(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1, bool pooled, bool ranked) {
-    constexpr int64_t step = 8;
-    T least[panel];
-    for (int x = 0; x < panel; ++x) least[x] = std::numeric_limits<T>::infinity();
-    if (ranked)
-      for (int64_t i = i0; i < i1; ++i) least[i - i0] = best(i)[want_.top - 1];
     int64_t places[panel];  // of each query's row in the map
     for (int64_t i = i0; pooled && i < i1; ++i) places[i - i0] = (bin(i) - first_bin_) * want_.map_columns;
     T* tile = received ? tile_.data() + (j0 % kTile) * panel : nullptr;
+    int64_t steps = 0;
     for (int64_t j = j0; j < j1;) {
       const int64_t column = pooled ? j * want_.map_columns / call_.keys : 0;
       const int64_t border = pooled ? std::min(j1, ((column + 1) * call_.keys + want_.map_columns - 1) / want_.map_columns) : j1;
       Vec<T> total[kVecs] = {}, top[kVecs] = {};
       while (j < border) {
-        const int64_t end = std::min(j + step, border);
+        const int64_t end = std::min(j + kStep, border);
         Vec<T> most[kVecs] = {};
         for (int64_t k = j - j0; k < end - j0; ++k)
           for (int x = 0; x < kVecs; ++x) {
@@ -175,11 +177,15 @@ template <class T> class Observer {
             if (received) store<T>(tile + k * panel + x * lanes, load<T>(tile + k * panel + x * lanes) + w);
           }
         for (int x = 0; x < kVecs; ++x) top[x] = max(top[x], most[x]);
-        if (ranked) rank(weights, most, least, i0, i1, j0, j, end);
+        if (ranked) {
+          for (int x = 0; x < kVecs; ++x) store<T>(steps_.data() + steps * panel + x * lanes, most[x]);
+          ends_[steps++] = end;
+        }
         j = end;
       }
       if (pooled) pool(total, top, int(i1 - i0), places, column);
     }
+    if (ranked) rank(weights, steps, i0, i1, j0);
   }
 
   void pool(const Vec<T>* total, const Vec<T>* top, int queries, const int64_t* places, int64_t column) {
@@ -192,15 +198,37 @@ template <class T> class Observer {
     }
   }
 
-  // Keys [j, end), of which `most` is the largest weight for each query: those above `least` go among the best.
-  void rank(const T* weights, const Vec<T>* most, T* least, int64_t i0, int64_t i1, int64_t j0, int64_t j, int64_t end) {
-    for (int part = 0; part < kVecs; ++part)
-      for (uint32_t news = lanes_above<T>(most[part], load<T>(least + part * lanes)); news; news &= news - 1) {
-        const int x = part * lanes + __builtin_ctz(news);
-        if (x >= int(i1 - i0)) break;
-        for (int64_t k = j; k < end; ++k) {
-          const T w = weights[(k - j0) * panel + x];
-          if (w > least[x]) least[x] = insert(i0 + x, w, k);
+  // Of the keys of a tile those that are among the best. As many steps as there are best ones, each with a weight of at least
+  // `bar`, leave no place for one below it; most rows then meet few weights that are replaced by later ones.
+  void rank(const T* weights, int64_t steps, int64_t i0, int64_t i1, int64_t j0) {
+    T least[panel], bar[panel];
+    std::fill(least, least + panel, std::numeric_limits<T>::infinity());
+    std::fill(bar, bar + panel, T(0));
+    for (int64_t i = i0; i < i1; ++i) least[i - i0] = best(i)[want_.top - 1];
+    const int64_t many = want_.top;
+    for (int x = 0; x < kVecs && many <= kSorted && many <= steps; ++x) {
+      Vec<T> sorted[kSorted] = {};
+      for (int64_t n = 0; n < steps; ++n) {
+        Vec<T> next = load<T>(steps_.data() + n * panel + x * lanes);
+        for (int64_t place = 0; place < many; ++place) {
+          const Vec<T> larger = max(sorted[place], next);
+          next = min(sorted[place], next);
+          sorted[place] = larger;
+        }
+      }
+      store<T>(bar + x * lanes, sorted[many - 1]);
+    }
+    int64_t first = j0;
+    for (int64_t n = 0; n < steps; first = ends_[n++])
+      for (int part = 0; part < kVecs; ++part) {
+        const Vec<T> most = load<T>(steps_.data() + n * panel + part * lanes);
+        uint32_t news = lanes_above<T>(most, load<T>(least + part * lanes)) & ~lanes_above<T>(load<T>(bar + part * lanes), most);
+        for (; news; news &= news - 1) {
+          const int x = part * lanes + __builtin_ctz(news);
+          for (int64_t k = first; k < ends_[n]; ++k) {
+            const T w = weights[(k - j0) * panel + x];
+            if (w > least[x] && w >= bar[x]) least[x] = insert(i0 + x, w, k);
+          }
         }
       }
   }
@@ -239,6 +267,8 @@ template <class T> class Observer {
   const int64_t b_, h_, last_;
   int64_t first_bin_ = 0;
   Buffer<T> received_, tile_, sums_, tops_;
+  Buffer<T> steps_;            // the largest weight of each step of a tile, for each query
+  std::vector<int64_t> ends_;  // the key after each step
 };
 
 }  // namespace CLEARHEAD_ISA

@@ -24,14 +24,23 @@ struct Job {
   void (*work)(void*, int);
   void* data;
   int places;                  // of helpers that are still wanted; under the list's lock
-  int next = 1;                // the number of the next one to come; under the list's lock
+  std::vector<char> taken;     // the numbers that are had, from 1 on; under the list's lock
   std::atomic<int> inside{0};  // helpers at work
+
+  // The wanted number, or the first that nobody has.
+  int take(int wanted) {
+    const int count = int(taken.size());
+    int place = wanted - 1;
+    if (place >= count || taken[place]) place = int(std::find(taken.begin(), taken.end(), 0) - taken.begin());
+    taken[place] = 1;
+    return place + 1;
+  }
 };
 
 class Pool {
  public:
   void run(int threads, void (*work)(void*, int), void* data) {
-    Job job{work, data, threads - 1};
+    Job job{work, data, threads - 1, std::vector<char>(threads - 1)};
     start(threads - 1);
     {
       const std::lock_guard<Spinning> lock(list_);
@@ -54,7 +63,7 @@ class Pool {
     if (started_ >= wanted) return;
     const std::lock_guard<std::mutex> lock(beds_);
     try {
-      for (; started_ < wanted; ++started_) std::thread(&Pool::serve, this).detach();
+      for (; started_ < wanted; ++started_) std::thread(&Pool::serve, this, started_ + 1).detach();
     } catch (const std::system_error&) {
     }
   }
@@ -67,10 +76,10 @@ class Pool {
     for (int n = 0; n < wanted; ++n) alarm_.notify_one();
   }
 
-  void serve() {
+  void serve(int own) {
     for (;;) {
       watch();
-      if (Job* job = nullptr; const int number = join(job)) {
+      if (Job* job = nullptr; const int number = join(job, own)) {
         job->work(job->data, number);
         --job->inside;
       }
@@ -91,13 +100,13 @@ class Pool {
   }
 
   // A place in the oldest job that has one: its number; 0 for none.
-  int join(Job*& job) {
+  int join(Job*& job, int own) {
     const std::lock_guard<Spinning> lock(list_);
     for (Job* one : open_) {
       if (one->places == 0) continue;
       job = one;
       --one->places, --places_, ++one->inside;
-      return one->next++;
+      return one->take(own);
     }
     return 0;
   }
@@ -110,18 +119,16 @@ class Pool {
 };
 
 std::atomic<Pool*> pool{nullptr};
-std::atomic<void*> team_entry{nullptr};
+std::atomic<void*> team_parallel{nullptr}, team_number{nullptr};
 
 // A child that was forked has none of its parent's threads: it starts anew, and does not touch what they may have held.
 void forget() {
   pool = nullptr;
-  team_entry = nullptr;
+  team_parallel = nullptr;
 }
 
 // Never destroyed: its threads end with the process.
 Pool& the_pool() {
-  static const int hears = pthread_atfork(nullptr, nullptr, forget);
-  (void)hears;
   Pool* here = pool;
   if (here) return *here;
   Pool* fresh = new Pool;
@@ -130,36 +137,37 @@ Pool& the_pool() {
   return *here;
 }
 
-// A job for OpenMP's team, which calls a function without a number: the first ones are wanted, the others go back at once.
+// A job for OpenMP's team: the first of its threads are wanted, the others go back at once.
 struct Shift {
   void (*work)(void*, int);
   void* data;
   int threads;
-  std::thread::id caller;
-  std::atomic<int> next{1};
+  int (*number)();
 
   static void enter(void* shift) {
-    Shift& here = *static_cast<Shift*>(shift);
-    const int number = std::this_thread::get_id() == here.caller ? 0 : here.next++;
+    const Shift& here = *static_cast<Shift*>(shift);
+    const int number = here.number();  // the one who called has 0
     if (number < here.threads) here.work(here.data, number);
   }
 };
 
 }  // namespace
 
-void set_team(void* entry) {
-  the_pool();  // from now on a fork is heard of
-  team_entry = entry;
+void prepare_pool() { pthread_atfork(nullptr, nullptr, forget); }
+
+void set_team(void* parallel, void* number) {
+  team_number = number;
+  team_parallel = parallel;
 }
 
 void together(int threads, int team, void (*work)(void*, int), void* data) {
   if (threads <= 1) return work(data, 0);
-  using Entry = void (*)(void (*)(void*), void*, unsigned, unsigned);
-  const auto entry = reinterpret_cast<Entry>(team_entry.load());
-  if (!entry || team < threads) return the_pool().run(threads, work, data);
+  using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+  const auto parallel = reinterpret_cast<Parallel>(team_parallel.load());
+  if (!parallel || team < threads) return the_pool().run(threads, work, data);
   // always the whole team: OpenMP ends the threads of a larger one, and starts them again for the next
-  Shift shift{work, data, threads, std::this_thread::get_id()};
-  entry(Shift::enter, &shift, unsigned(team), 0);
+  Shift shift{work, data, threads, reinterpret_cast<int (*)()>(team_number.load())};
+  parallel(Shift::enter, &shift, unsigned(team), 0);
 }
 
 }  // namespace clearhead

@@ -63,7 +63,7 @@ template <class Make> void parallel(const Call& call, int64_t tasks, int threads
 // has begin(group), prepare(group, step), run(group, task) and end(group), the last by whoever ends the group's last task.
 template <class Make>
 void parallel_groups(const Call& call, int64_t groups, int64_t steps, int64_t tasks, int threads, Make make) {
-  struct Progress { std::atomic<int64_t> begun{0}, step{0}, prepared{0}, task{0}, ended{0}; };
+  struct alignas(64) Progress { std::atomic<int64_t> begun{0}, step{0}, prepared{0}, task{0}, ended{0}; };
   std::vector<Progress> progress(groups);
   std::atomic<int64_t> next{0};
   std::atomic<bool> failed{false};

@@ -1,0 +1,248 @@
+"""Threads that stay: forks, many callers at once, PyTorch's team, the end of the process; and calls prepared before."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conformance import built
+
+import clearhead as ch
+from clearhead.core.problem import pose
+from clearhead.kernels import prepared
+from clearhead.kernels.prepared import Effort
+from clearhead.kernels.threads import team
+
+pytestmark = built
+NATIVE = Path(ch.__file__).parent / "native"
+RNG = np.random.default_rng(5)
+
+
+@pytest.fixture(autouse=True)
+def _all_threads_afterwards():
+    yield
+    ch.set_threads(None)
+
+
+def arrays(*shape: int) -> list[np.ndarray]:
+    return [RNG.standard_normal(shape, dtype=np.float32) for _ in range(3)]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to build it with")
+@pytest.mark.parametrize("how", ["thread", "address,undefined", "none"])
+def test_a_crowd_of_callers_finds_its_way(how: str, tmp_path: Path) -> None:
+    if how == "thread" and platform.machine() == "aarch64" and _address_bits() > 48:
+        pytest.skip("ThreadSanitizer does not know this kernel's addresses")
+    crowd = tmp_path / "crowd"
+    flags = [] if how == "none" else [f"-fsanitize={how}"]
+    source = [str(Path(__file__).parent / "native" / "crowd.cpp"), str(NATIVE / "pool.cpp")]
+    made = subprocess.run(
+        ["g++", "-std=gnu++17", "-O1", "-g", *flags, f"-I{NATIVE}", *source, "-o", crowd, "-lpthread"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode and "cannot find" in made.stderr:
+        pytest.skip(f"the compiler has no library for -fsanitize={how}")
+    assert made.returncode == 0, made.stderr
+    # sanitizers do not follow a fork of a process with threads
+    words = [str(crowd), "100", "fork" if how == "none" else "stay"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+
+
+def _address_bits() -> int:
+    """How many bits the addresses of this process have, by where its stack lies."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return max(int(line.split("-")[1].split()[0], 16).bit_length() for line in lines if "vsyscall" not in line)
+
+
+def attend(seed: int) -> bytes:
+    """What a worker process computes: enough for several threads."""
+    q = torch.randn(4, 300, 32, generator=torch.Generator().manual_seed(seed))
+    return ch.attention(q, q, q).numpy().tobytes() + ch.attention(q.numpy(), q.numpy(), q.numpy()).tobytes()
+
+
+def test_forked_workers_start_afresh() -> None:
+    ch.set_threads(4)
+    expected = [attend(seed) for seed in range(4)]  # this process has its threads now
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map_async(attend, range(4)).get(timeout=60) == expected
+
+
+class Attended(torch.utils.data.Dataset):  # type: ignore[type-arg]  # of tensors
+    """A dataset whose items are computed by attention, in forked workers."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        q = torch.randn(4, 300, 32, generator=torch.Generator().manual_seed(index))
+        return ch.attention(q, q, q)
+
+
+def test_a_data_loader_attends() -> None:
+    ch.set_threads(3)
+    here = [Attended()[index] for index in range(6)]
+    loader = torch.utils.data.DataLoader(Attended(), num_workers=2, batch_size=None, multiprocessing_context="fork")
+    for mine, theirs in zip(here, loader, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+def test_many_callers_at_once_have_the_same_bits() -> None:
+    calls = [arrays(2, n, 32) for n in (40, 300, 700)]
+    expected = [ch.attention(*call) for call in calls]
+    for count in (2, 5, 16):
+        ch.set_threads(count)
+        with ThreadPoolExecutor(8) as callers:
+            found = list(callers.map(lambda n: ch.attention(*calls[n % 3]), range(48)))
+        for n, one in enumerate(found):
+            np.testing.assert_array_equal(one, expected[n % 3])
+
+
+@pytest.mark.skipif("OpenMP" not in torch.__config__.parallel_info(), reason="this PyTorch has no OpenMP")
+@pytest.mark.skipif(sys.platform != "linux", reason="PyTorch's OpenMP is found on Linux alone")
+def test_pytorchs_own_threads_do_the_work() -> None:
+    program = """
+import os, torch, clearhead as ch
+torch.set_num_threads(3)
+q = torch.randn(8, 300, 64)
+def count(): return len(os.listdir("/proc/self/task"))
+(q @ q.mT).sum()
+torch.softmax(q.repeat(4, 1, 1) @ q.repeat(4, 1, 1).mT, -1)
+before = count()
+a = ch.attention(q, q, q)
+assert count() == before, (before, count())  # none was started
+torch.testing.assert_close(a, torch.nn.functional.scaled_dot_product_attention(q, q, q), rtol=1e-4, atol=1e-5)
+ch.attention(q.numpy(), q.numpy(), q.numpy())
+assert count() <= before + 3  # the pool's
+"""
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, timeout=120, env={**os.environ, "CLEARHEAD_THREADS": "3"}
+    )
+    assert team() == torch.get_num_threads()
+
+
+def test_the_process_ends_while_threads_sleep_or_work() -> None:
+    program = """
+import threading, numpy as np, clearhead as ch
+ch.set_threads(8)
+x = np.ones((8, 600, 64), np.float32)
+ch.attention(x, x, x)
+def on():
+    while True: ch.attention(x, x, x)
+for _ in range(3): threading.Thread(target=on, daemon=True).start()
+ch.attention(x, x, x)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "threads"), [((1, 1, 5, 4), 0), ((1, 2, 32, 64), 0), ((1, 8, 32, 64), 2), ((1, 12, 128, 64), 50)]
+)
+def test_threads_grow_with_the_work(shape: tuple[int, ...], threads: int) -> None:
+    assert Effort.of(pose(*arrays(*shape))).wanted == threads
+
+
+def test_many_keys_for_one_query_are_worth_threads() -> None:
+    q, k, v = arrays(1, 8, 4096, 64)
+    assert Effort.of(pose(q[:, :, :1], k, v)).wanted > 16
+    assert Effort.of(pose(q[:, :, :1], k[:, :, :16], v[:, :, :16])).wanted <= 1
+
+
+def layouts(dtype: Any) -> dict[str, list[Any]]:
+    """Arrays that lie in different ways, and each kind twice."""
+    base = torch.randn(3, 2, 40, 6, 16).to(dtype)
+    return {
+        "whole": [x.permute(0, 2, 1, 3).contiguous() for x in base],
+        "turned": [x.permute(0, 2, 1, 3) for x in base],
+        "every second": [x.permute(0, 2, 1, 3)[:, :, ::2] for x in base],
+        "one head of keys": [base[0].permute(0, 2, 1, 3), *(x.permute(0, 2, 1, 3)[:, :1] for x in base[1:])],
+        "no batch": [x.permute(0, 2, 1, 3)[0] for x in base],
+        "broadcast": [base[0].permute(0, 2, 1, 3), *(x.permute(0, 2, 1, 3)[:1] for x in base[1:])],
+        "one query": [base[0].permute(0, 2, 1, 3)[:, :, -1:], *(x.permute(0, 2, 1, 3) for x in base[1:])],
+    }
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"mask": ch.causal()},
+    {"mask": ch.causal(align="start")},
+    {"mask": ch.window(3)},
+    {"scale": 0.5},
+    {"scale": 0.25, "mask": ch.window(3, 4)},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_a_kind_that_was_seen_before_gives_the_same(dtype: torch.dtype) -> None:
+    prepared._prepared.clear()
+    for options in OPTIONS:
+        for name, (q, k, v) in layouts(dtype).items():
+            expected = ch.attention(q, k, v, kernel="compiled", **options)
+            known = len(prepared._prepared)
+            others = [x.clone().normal_() for x in (q, k, v)]
+            for x, other in zip(others, (q, k, v), strict=True):
+                x.copy_(other)
+            for call in ((q, k, v), (q.clone(), k, v), (q, k, v)):
+                torch.testing.assert_close(ch.attention(*call, **options), expected, rtol=0, atol=0, msg=name)
+            if dtype not in (torch.bfloat16,):
+                a, b, c = (x.numpy() for x in (q, k, v))
+                for _ in range(2):
+                    got = ch.attention(a, b, c, kernel="compiled", **options)
+                    np.testing.assert_array_equal(got, expected.numpy(), name)
+            assert len(prepared._prepared) >= known
+    assert prepared._prepared
+
+
+def test_prepared_calls_keep_no_array_alive() -> None:
+    q, k, v = arrays(2, 90, 32)
+    ch.attention(q, k, v, mask=ch.causal())
+    ch.attention(q, k, v, mask=ch.causal())
+    gone = weakref.ref(q)
+    del q
+    assert gone() is None
+
+
+def test_what_learns_is_never_taken_from_what_was_prepared() -> None:
+    q, k, v = (torch.randn(2, 60, 16) for _ in range(3))
+    plain = ch.attention(q, k, v)
+    ch.attention(q, k, v)
+    learns = q.clone().requires_grad_()
+    output = ch.attention(learns, k, v)
+    assert output.requires_grad
+    torch.testing.assert_close(output.detach(), plain, rtol=0, atol=0)
+    with torch.no_grad():
+        assert not ch.attention(learns, k, v).requires_grad
+
+
+def test_a_prepared_call_that_is_running_is_not_disturbed() -> None:
+    q, k, v = arrays(4, 500, 32)
+    others = arrays(4, 500, 32)
+    expected, other = ch.attention(q, k, v), ch.attention(*others)
+    with ThreadPoolExecutor(4) as callers:
+        found = list(callers.map(lambda n: ch.attention(*((q, k, v) if n % 2 else others)), range(64)))
+    for n, one in enumerate(found):
+        np.testing.assert_array_equal(one, expected if n % 2 else other)
+
+
+def test_wrong_arguments_are_refused_after_right_ones() -> None:
+    q, k, v = (torch.randn(1, 2, 9, 8) for _ in range(3))
+    for _ in range(2):
+        ch.attention(q, k, v, scale=0.5)
+    for wrong in (0.5j, "0.5", torch.tensor([0.5, 0.5])):
+        with pytest.raises((ch.ArgumentError, TypeError)):
+            ch.attention(q, k, v, scale=wrong)  # type: ignore[arg-type]  # which is what is tried
+    with pytest.raises(ch.ArgumentError):
+        ch.attention(q, k.to("meta"), v, scale=0.5)
