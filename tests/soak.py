@@ -114,8 +114,9 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=16)
     options = parser.parse_args()
     soak = Soak()
-    for number in range(options.threads):
-        threading.Thread(target=soak.work, args=(number,), daemon=True).start()
+    workers = [threading.Thread(target=soak.work, args=(number,), daemon=True) for number in range(options.threads)]
+    for worker in workers:
+        worker.start()
     start, sizes, forks, interrupts = time.monotonic(), [], 0, 0
     before, since = 0, start
     while time.monotonic() - start < options.seconds and not soak.failed:
@@ -130,6 +131,8 @@ def main() -> int:
         elif time.monotonic() - since > PATIENCE:
             soak.failed = "no call has ended for a minute"
     soak.ended = True
+    for worker in workers:
+        worker.join(PATIENCE)
     early, late = np.median(sizes[len(sizes) // 4 : len(sizes) // 2 or 1]), np.median(sizes[-max(len(sizes) // 4, 1) :])
     print(
         f"{sum(soak.calls.values())} calls in {options.threads} threads, {forks} forks, {interrupts} interrupts, "

@@ -15,7 +15,7 @@ from clearhead.core.problem import Problem, default_scale
 from clearhead.kernels.threads import team, threads
 
 # multiply-adds that are worth a thread more, and bytes of keys and values: to have its attention takes some µs
-THREAD_WORK, THREAD_BYTES = 500_000, 200_000
+THREAD_WORK, THREAD_BYTES = 125_000, 200_000
 # multiply-adds from which on a call may take so long that somebody wants to interrupt it
 LONG_WORK = 1_000_000
 # kinds that are remembered

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from clearhead.core.errors import ArgumentError
@@ -39,10 +39,7 @@ def threads(library: str = "numpy") -> int:
         return _threads
     given = os.environ.get("CLEARHEAD_THREADS")
     if given is not None:
-        # [0-9], since `isdigit` is also true of "²"; few of them, since Python reads no number of thousands of digits
-        if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= MOST:
-            raise ArgumentError("CLEARHEAD_THREADS", f"is {given!r}, expected a whole number from 1 to {MOST}")
-        return int(given)
+        return _asked(given)
     limits = [cores(), quota(), openmp()]
     if library == "torch":
         limits.append(sys.modules["torch"].get_num_threads())
@@ -81,7 +78,21 @@ def cores() -> int:
 
 def openmp() -> int | None:
     """What OMP_NUM_THREADS says of the outermost level; None where it says nothing that can be read."""
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return _outermost(os.environ.get("OMP_NUM_THREADS", ""))
+
+
+# every call asks, and hardly any finds other words than the one before
+@lru_cache(maxsize=16)
+def _asked(given: str) -> int:
+    # [0-9], since `isdigit` is also true of "²"; few of them, since Python reads no number of thousands of digits
+    if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= MOST:
+        raise ArgumentError("CLEARHEAD_THREADS", f"is {given!r}, expected a whole number from 1 to {MOST}")
+    return int(given)
+
+
+@lru_cache(maxsize=16)
+def _outermost(given: str) -> int | None:
+    first = given.split(",")[0].strip()
     return max(int(first), 1) if re.fullmatch("[0-9]{1,9}", first) else None
 
 
