@@ -1,6 +1,6 @@
 """The compiled kernel against its peers on this CPU: ratios, interleaved in one run, and the machine's own limits.
 
-    python bench/cpu.py [--quick] [--json FILE]
+    python bench/cpu.py [--quick] [--calls] [--json FILE]
 
 Every ratio is the median time of the peer divided by ours, above 1 where we are faster. Peers run as users run them,
 with all threads, on contiguous float32 tensors of batch 1 and 8 heads.
@@ -16,7 +16,6 @@ import math
 import platform
 import statistics
 import sys
-import time
 import tracemalloc
 import warnings
 from collections.abc import Callable
@@ -24,29 +23,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cpu_calls import decoding, observing, precisions, scaling, short, training
+from cpu_turns import Calls, measure
 from torch.nn.functional import scaled_dot_product_attention
 
 import clearhead as ch
 
+SECTIONS_OF_CALLS = (short, training, decoding, precisions, observing, scaling)
 HEADS = 8
 SMALL_CALLS = 50
-Calls = dict[str, Callable[[], object]]
-
-
-def measure(calls: Calls, least: int = 5, seconds: float = 2.0) -> dict[str, float]:
-    """Median seconds of each, taken in turn: what disturbs one disturbs all."""
-    for call in calls.values():
-        call()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    start = time.perf_counter()
-    while min(map(len, times.values())) < least or time.perf_counter() - start < seconds:
-        for name, call in calls.items():
-            before = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - before)
-        if min(map(len, times.values())) >= 200:
-            break
-    return {name: statistics.median(runs) for name, runs in times.items()}
 
 
 def tensors(queries: int, keys: int, width: int, grad: bool = False) -> list[torch.Tensor]:
@@ -92,7 +77,7 @@ def forward(report: Report, lengths: tuple[int, ...]) -> None:
                 mask = ch.causal() if causal else None
                 times = measure(
                     {
-                        "ours": lambda: ch.attention(q, k, v, mask=mask, kernel="compiled"),
+                        "ours": lambda: ch.attention(q, k, v, mask=mask),
                         "sdpa": lambda: scaled_dot_product_attention(q, k, v, is_causal=causal),
                         "sgemm": lambda: matrix @ matrix,
                     }
@@ -300,28 +285,43 @@ def repeated(call: Callable[[], object], count: int) -> Callable[[], None]:
     return run
 
 
+def at_length(report: Report, lengths: tuple[int, ...], quick: bool) -> None:
+    """Long calls, and what they are compared with."""
+    forward(report, lengths)
+    others(report)
+    if not quick:
+        masks(report)
+    backward(report, lengths)
+    decode(report)
+    if not quick:
+        observation(report)
+    small(report)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="short sequences only")
+    parser.add_argument(
+        "--calls", action="store_true", help="only short calls, training, decoding, precisions, observing, threads"
+    )
     parser.add_argument("--json", type=Path, help="write the rows there too")
     options = parser.parse_args()
     plan = ch.plan(*[np.zeros((1, 8, 8), np.float32)] * 3)
     if "compiled" in plan.others and plan.others["compiled"].startswith("refused"):
         sys.exit(f"bench: compiled: {plan.others['compiled']}")
-    lengths = (512, 1024) if options.quick else (512, 1024, 4096)
+    lengths = (128, 512, 1024) if options.quick else (128, 512, 1024, 4096)
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, numpy {np.__version__}")
     report = Report()
-    forward(report, lengths)
-    others(report)
-    if not options.quick:
-        masks(report)
-    backward(report, lengths)
-    decode(report)
-    if not options.quick:
-        observation(report)
-    small(report)
+    if not options.calls:
+        at_length(report, lengths, options.quick)
+    for section in SECTIONS_OF_CALLS:
+        section(report)
     if options.json:
-        options.json.write_text(json.dumps({"machine": platform.machine(), "rows": report.rows}, indent=1))
+        options.json.write_text(
+            json.dumps(
+                {"machine": platform.machine(), "threads": torch.get_num_threads(), "rows": report.rows}, indent=1
+            )
+        )
 
 
 if __name__ == "__main__":
