@@ -222,8 +222,8 @@ def test_loops_without_features_attend_equally() -> None:
     ("words", "refused"),
     [
         ("seed: is -1, expected a whole number", lambda: ch.scaling([4], seed=-1)),
-        ("lengths: is 16, expected a list", lambda: ch.profile(lengths=16)),  # type: ignore[arg-type]
-        ("memory: is 'x', expected", lambda: ch.profile([16], memory="x")),  # type: ignore[arg-type]
+        ("lengths: is 16, expected a list", lambda: ch.profile(lengths=16)),
+        ("memory: is 'x', expected", lambda: ch.profile([16], memory="x")),
         ("memory: is -1, expected", lambda: ch.profile([16], memory=-1)),
         ("lets: has dtype float8_e4m3fn, expected", lambda: ch.lets(torch.ones(2, 2).to(torch.float8_e4m3fn))),
     ],

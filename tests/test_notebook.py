@@ -16,7 +16,7 @@ nbformat: Any = pytest.importorskip("nbformat", reason="notebooks are not there:
 nbclient: Any = pytest.importorskip("nbclient", reason="notebooks cannot be run: pip install nbclient")
 nbconvert: Any = pytest.importorskip("nbconvert", reason="notebooks cannot be shown: pip install nbconvert")
 
-from test_browser import CHROMIUM  # noqa: E402
+from test_browser import CHROMIUM  # noqa: E402  # after what it cannot do without
 
 CELLS = {
     "trace": """

@@ -18,7 +18,7 @@ import tokenize
 from pathlib import Path
 
 import numpy as np
-import pytest
+import torch
 
 import clearhead as ch
 from clearhead.core.observations import OBSERVATIONS, Observed, Want
@@ -206,9 +206,6 @@ def test_an_observation_is_named_in_six_files_at_most() -> None:
 
 
 def test_a_file_keeps_the_share_of_the_keys_beside_a_sink(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("safetensors")
-
     class Sinking(torch.nn.Module):
         def forward(self, x: object) -> object:
             return ch.attention(x, x, x, sinks=torch.zeros(2))

@@ -147,7 +147,7 @@ def test_what_cannot_be_asked_is_said() -> None:
         ({"token": 1, "batch": 2}, "batch: is 2, expected 0 to 1"),
     ):
         with pytest.raises(ch.ArgumentError, match=words):
-            ch.contributions(model, ids(), **wrong)  # type: ignore[arg-type]
+            ch.contributions(model, ids(), **wrong)
     bert = transformers.BertModel(transformers.BertConfig(**hf.ENCODER, vocab_size=37)).eval()
     with pytest.raises(ch.ArgumentError, match="unembedding: did not run on"):
         ch.contributions(bert, hf.IDS, token=1)
@@ -282,4 +282,4 @@ def test_tokens_are_taken_as_people_have_them() -> None:
         assert ch.contributions(model, GIVEN, token=token).lines == expected.lines
     for wrong in (True, 5.0, torch.tensor(5.0), "5", [[5]], [], [1, 2, 3], -1, np.int64(9)):
         with pytest.raises(ch.ArgumentError, match=r"token: is .*expected a number below 9, or two"):
-            ch.contributions(model, GIVEN, token=wrong)  # type: ignore[arg-type]
+            ch.contributions(model, GIVEN, token=wrong)

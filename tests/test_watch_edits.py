@@ -176,7 +176,7 @@ def test_what_changes_nothing_or_cannot_be_changed_is_said() -> None:
     ):
         model(ids())
     with pytest.raises(ch.ArgumentError, match="by: is 'noise', expected 'zero' or 'mean'"):
-        ch.ablate(model, layer=0, head=0, by="noise")  # type: ignore[arg-type]
+        ch.ablate(model, layer=0, head=0, by="noise")
     with ch.watch(model, want={"top": 1}) as seen:
         model(ids())
     with (
@@ -192,7 +192,7 @@ def test_what_changes_nothing_or_cannot_be_changed_is_said() -> None:
     ):
         model(ids(2, 6))
     with pytest.raises(ch.ArgumentError, match="seen: is a Gpt, expected what watch saw"):
-        ch.patch(model, model, layer=0, head=0)  # type: ignore[arg-type]
+        ch.patch(model, model, layer=0, head=0)
     assert left_behind(model) == []
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conformance import built
 from libraries import LIBRARIES, ArrayLibrary, numbers
 
@@ -79,7 +80,6 @@ def test_every_size_of_zero_works_or_is_refused_in_words(library: ArrayLibrary, 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_backward_through_every_size_of_zero(kernel: str | None) -> None:
-    torch = pytest.importorskip("torch")
     for sizes in SIZES:
         batch, heads, key_heads, queries, keys, features, width = sizes
         if refused(sizes, kernel):

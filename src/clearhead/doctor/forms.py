@@ -297,9 +297,9 @@ class Module(Form):
         return output, found[1]
 
     def tolerance(self, probe: Probe, weights: np.ndarray, eps: float, variant: Variant = RIGHT) -> np.ndarray:
-        (q, k, v), errors = self.heads_of(probe, variant.split)
+        (q, k, v), (dq, dk, dv) = self.heads_of(probe, variant.split)
         variant = replace(variant, embed=self.own.embed)
-        inside = _allowance(variant, (q, k, v), weights, eps, tuple(eps * error for error in errors))  # type: ignore[arg-type]
+        inside = _allowance(variant, (q, k, v), weights, eps, (eps * dq, eps * dk, eps * dv))
         length = probe.sizes.queries
         output = np.abs(weights) @ np.abs(taken(variant, q, spread(variant, q, k), spread(variant, q, v))[2])
         _, size = self.own.project("o", merge(output, variant.merge, length))
