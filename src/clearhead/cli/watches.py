@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from clearhead.cli import inputs
@@ -17,6 +16,7 @@ from clearhead.cli.plot import ENDINGS, FORMATS, _save
 from clearhead.core.errors import ArgumentError
 from clearhead.explain.render.terminal import printed, visible
 from clearhead.explain.tokens import bar
+from clearhead.watching.tables import columns
 
 TEXTS = ["The bank of the river", "The bank approved the loan"]
 
@@ -130,9 +130,7 @@ def _page(found: list[Any], best: list[Any], width: int) -> list[RenderableType]
     if not any(weight for head in best for weight in head.weights):
         back = f"In no head: {word} stands before {settled}, and this model only looks back."
         return [*parts, Text(back)]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("layer", "head"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = columns("layer", "head")
     room = (width - 14) // len(found) - 4
     blocks = max(min(room - 8, 30), 0)
     for look in found:

@@ -39,23 +39,24 @@ def tempered(temperature: Any, scale: Any, q: Any) -> Any:
 
 def _finite(scale: Any) -> float:
     """A scale as a float of Python, that a temperature divides in float64 whatever it was given in."""
-    refuse_gradient("scale", scale)
-    try:
-        number = float(scale)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if isinstance(scale, bool | str) or not math.isfinite(number):
+    number = _number("scale", scale)
+    if not math.isfinite(number):
         raise ArgumentError("scale", f"is {shown(scale)}, expected a finite number")
     return number
 
 
 def _known(temperature: Any) -> float:
-    refuse_gradient("temperature", temperature)
-    try:
-        number = float(temperature)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if isinstance(temperature, bool | str) or not 0 < number < math.inf:
+    number = _number("temperature", temperature)
+    if not 0 < number < math.inf:
         why = ": towards 0 the key with the largest score takes all the weight" if number == 0 else ""
         raise ArgumentError("temperature", f"is {shown(temperature)}, expected a finite number above 0{why}")
     return number
+
+
+def _number(name: str, value: Any) -> float:
+    """A value as a float of Python; NaN for what is none, though Python would make one of a bool or a string."""
+    refuse_gradient(name, value)
+    try:
+        return math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

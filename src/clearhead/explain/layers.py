@@ -12,17 +12,17 @@ import numpy as np
 from clearhead.core.arrays import HALF, AnyArray, dtype_name, require_array, require_floating, to_numpy
 from clearhead.core.errors import ArgumentError, first_line
 from clearhead.core.mask import Mask
-from clearhead.explain.render import html, text
 from clearhead.explain.render.page import Line, Page, Step, factor, figure, given_vector, summed, vector
+from clearhead.explain.render.paged import SCREENFUL, Paged
 from clearhead.explain.tell import scale_spelled, shown_keys
-from clearhead.explain.tracing import SCREENFUL, Trace, jsonable, trace
+from clearhead.explain.tracing import Trace, jsonable, trace
 
 # As many features as a line shows of a vector
 FEATURES = 8
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LayerTrace:
+class LayerTrace(Paged):
     """One query of a multi-head layer, step by step. Print it, or ask for `markdown()`, `html()`, `latex()`, `json()`.
 
     `x` is (T, E) with the positions added, `q` (T, heads · D), `k` and `v` (T, key heads · D); `heads` has the `Trace`
@@ -144,27 +144,9 @@ class LayerTrace:
         ]
         return Step("Output", "merged w_o", r"\mathrm{output} = o\,W_o", tuple(lines), vector(self.output, FEATURES))
 
-    def __str__(self) -> str:
-        return text.text(self.page())
-
     def __repr__(self) -> str:
         count = len(self.heads)
         return f"LayerTrace of {self.heads[0].label} in {count} {'head' if count == 1 else 'heads'}; print it to see it"
-
-    def markdown(self, keys: int = SCREENFUL) -> str:
-        """The steps as Markdown, a table for each."""
-        return text.markdown(self.page(keys))
-
-    def html(self, keys: int = SCREENFUL) -> str:
-        """The steps as a self-contained HTML file: no script, no address."""
-        return html.document(self.page(keys))
-
-    def _repr_html_(self) -> str:
-        return html.fragment(self.page())
-
-    def latex(self) -> str:
-        """The formulas of the steps, in an `aligned` block."""
-        return text.latex(self.page())
 
     def json(self) -> str:
         """Every number as JSON, exactly: the layer's own, and those of each head as its `Trace` has them."""
@@ -174,11 +156,6 @@ class LayerTrace:
             {"query": self.query, "tokens": list(self.tokens), **found}
             | {"heads": [json.loads(one.json()) for one in self.heads]}
         )
-
-    def __rich_console__(self, console: Any, options: Any) -> Any:
-        from clearhead.explain.render.terminal import terminal
-
-        yield from terminal(self.page(), options.max_width)
 
 
 def trace_layer(

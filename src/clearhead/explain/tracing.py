@@ -19,20 +19,17 @@ from clearhead.core.problem import Problem, pose
 from clearhead.core.temperature import tempered
 from clearhead.core.trees import tree
 from clearhead.explain.angles import Angles, angles_of
-from clearhead.explain.render import html, text
 from clearhead.explain.render.page import Page, given_vector
+from clearhead.explain.render.paged import SCREENFUL, Paged
 from clearhead.explain.row import Row, row_of
 from clearhead.explain.tell import Telling, told
 from clearhead.explain.tokens import names_for, position_of
 from clearhead.explain.walk import Cell, Operation, cell, walk
 
-# As many keys as a screen has room for
-SCREENFUL = 16
-
 
 @tree
 @dataclass(frozen=True, eq=False, repr=False)
-class Trace:
+class Trace(Paged):
     """One query of one call, step by step. Print it, or ask for `markdown()`, `html()`, `latex()` or `json()`.
 
     `row` holds every number. `query` is its position, `at` its batch row and head; `tokens` name the keys.
@@ -128,26 +125,8 @@ class Trace:
         hidden = [] if self.row.allowed is None else np.flatnonzero(~self.row.allowed).tolist()
         return walk(self.row, self.tokens, {j: self.why(j) for j in hidden})
 
-    def __str__(self) -> str:
-        return text.text(self.page())
-
     def __repr__(self) -> str:
         return f"Trace of {self.label} over {self.row.keys:,} keys; print it to see the steps"
-
-    def markdown(self, keys: int = SCREENFUL) -> str:
-        """The steps as Markdown, a table for each."""
-        return text.markdown(self.page(keys))
-
-    def html(self, keys: int = SCREENFUL) -> str:
-        """The steps as a self-contained HTML file: no script, no address."""
-        return html.document(self.page(keys))
-
-    def _repr_html_(self) -> str:
-        return html.fragment(self.page())
-
-    def latex(self) -> str:
-        """The formulas of this call's steps, in an `aligned` block."""
-        return text.latex(self.page())
 
     def json(self) -> str:
         """Every number of every key as JSON, exactly; what is not finite is a string, what is absent is left out."""
@@ -162,12 +141,6 @@ class Trace:
         found |= {"q_norm": self.angles.query, "k_norms": self.angles.keys, "cosines": self.angles.cosines}
         found["contributions"] = np.array([self.row.contribution(j) for j in range(self.row.keys)])
         return json.dumps({name: jsonable(value) for name, value in found.items() if value is not None})
-
-    def __rich_console__(self, console: Any, options: Any) -> Any:
-        # rich is only imported where rich is printing
-        from clearhead.explain.render.terminal import terminal
-
-        yield from terminal(self.page(), options.max_width)
 
 
 def jsonable(value: Any) -> Any:

@@ -128,21 +128,9 @@ def read(
     if mask is not None and mask.shape[-1] > key.shape[-2]:
         mask = mask[..., : key.shape[-2]]
     bias = None if mask is None or boolean else mask
-    learned = options.get("position_bias")
-    if learned is not None:
-        bias = learned if bias is None else bias + learned
-    sinks = options.get("s_aux")
-    return Given(
-        query,
-        key,
-        value,
-        causal=bool(causal) and mask is None and query.shape[-2] > 1,
-        mask=mask if boolean else None,
-        bias=bias,
-        scale=scaling,
-        softcap=options.get("softcap"),
-        sinks=None if sinks is None else sinks.reshape(-1).to(query.dtype),
-    )
+    causal = bool(causal) and mask is None and query.shape[-2] > 1
+    given = Given(query, key, value, causal=causal, mask=mask if boolean else None, bias=bias, scale=scaling)
+    return given.with_transformers(options)
 
 
 def _asked(module: nn.Module, options: dict[str, Any]) -> bool:

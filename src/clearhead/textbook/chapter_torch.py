@@ -36,15 +36,14 @@ tensor(0., dtype=torch.float64)
 
 from __future__ import annotations
 
-from clearhead.core.mask import Mask
+from clearhead.textbook import lesson
 from clearhead.textbook.conventions import CONVENTIONS
-from clearhead.textbook.faces import both, divisor, of_size, whole
-from clearhead.textbook.torch_needed import Tensor, nn
+from clearhead.textbook.faces import divisor
 
 CONVENTION = CONVENTIONS["chapter_torch"]
 
 
-class ScaledDotProductAttention(nn.Module):
+class ScaledDotProductAttention(lesson.ScaledDotProductAttention):
     """softmax(Q Kᵀ / √d_k) V as a module without parameters; `scale` is the √d_k that scores are divided by.
 
     >>> import torch
@@ -54,17 +53,11 @@ class ScaledDotProductAttention(nn.Module):
     (torch.Size([2, 8, 5, 5]), torch.Size([2, 8, 5, 64]))
     """
 
+    convention = CONVENTION
+
     def __init__(self, d_k: int) -> None:
-        super().__init__()
-        self.d_k = whole("d_k", d_k, least=1)
+        super().__init__(d_k)
         self.scale = divisor(d_k)
 
-    def forward(self, Q: Tensor, K: Tensor, V: Tensor, mask: Mask | Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(weights, output), in this order; a mask is True where a key is hidden, and broadcasts to the weights."""
-        of_size("Q", Q, self.d_k)
-        of_size("K", K, self.d_k)
-        scale = CONVENTION.scale_to_clearhead(self.scale)
-        return CONVENTION.ordered(*both(Q, K, V, CONVENTION.mask_to_clearhead(mask), scale))
-
-    def extra_repr(self) -> str:
-        return f"d_k={self.d_k}"
+    def _divisor(self) -> float:
+        return self.scale

@@ -47,13 +47,23 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import Array, Library, require_array, require_floating, to_numpy
+from clearhead.core.arrays import Array, Library, to_numpy
 from clearhead.core.errors import ArgumentError
 from clearhead.core.mask import Mask
 from clearhead.core.problem import pose
 from clearhead.measure.plans import plan
 from clearhead.textbook.conventions import CONVENTIONS
-from clearhead.textbook.faces import allowed, both, for_pairs, heads_of, like_it, same_dtype, side_by_side, whole
+from clearhead.textbook.faces import (
+    allowed,
+    both,
+    embedded,
+    for_pairs,
+    heads_of,
+    like_it,
+    same_dtype,
+    side_by_side,
+    whole,
+)
 from clearhead.textbook.names import create_causal_mask as causal_pairs
 from clearhead.textbook.names import create_padding_mask as real_keys
 
@@ -191,13 +201,7 @@ class MultiHeadAttention:
 
     def _check(self, query: Array, key: Array, value: Array) -> None:
         for name, array in (("query", query), ("key", key), ("value", value)):
-            require_array(name, array)
-            require_floating(name, array)
-            if array.ndim not in (2, 3) or array.shape[-1] != self.embed_dim:
-                raise ArgumentError(
-                    name,
-                    f"has shape {tuple(array.shape)}, expected (batch, n, {self.embed_dim}) or (n, {self.embed_dim})",
-                )
+            embedded(name, array, self.embed_dim, f"(batch, n, {self.embed_dim}) or (n, {self.embed_dim})")
         same_dtype(query=query, key=key, value=value)
 
 

@@ -75,6 +75,14 @@ def of_size(name: str, array: Array, features: int) -> None:
         raise ArgumentError(name, f"has shape {tuple(array.shape)}, expected (…, positions, d_k = {features})")
 
 
+def embedded(name: str, array: Array, features: int, expected: str) -> None:
+    """Refuse what is no sequence of vectors of so many features, nor a batch of them; `expected` says it in words."""
+    require_array(name, array)
+    require_floating(name, array)
+    if array.ndim not in (2, 3) or array.shape[-1] != features:
+        raise ArgumentError(name, f"has shape {tuple(array.shape)}, expected {expected}")
+
+
 def allowed(mask: Mask | Array, like: Array, shape: tuple[int, ...]) -> Array:
     """A mask as a boolean array of the scores' shape, in the library and on the device of `like`."""
     value = as_mask("mask", mask)

@@ -34,11 +34,9 @@ tensor(0., dtype=torch.float64)
 
 from __future__ import annotations
 
-import math
-
 from clearhead.core.mask import Mask
 from clearhead.textbook.conventions import CONVENTIONS, Convention
-from clearhead.textbook.faces import both, of_size, whole
+from clearhead.textbook.faces import both, divisor, of_size, whole
 from clearhead.textbook.torch_needed import Tensor, nn
 
 CONVENTION = CONVENTIONS["lesson"]
@@ -61,11 +59,15 @@ class ScaledDotProductAttention(nn.Module):
         self.d_k = whole("d_k", d_k, least=1)
 
     def forward(self, Q: Tensor, K: Tensor, V: Tensor, mask: Mask | Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(output, weights), in this order; a mask is 0 or False where a key is hidden, and broadcasts to weights."""
+        """(output, weights) in the order of the text, and a mask as it means one; it broadcasts to the weights."""
         of_size("Q", Q, self.d_k)
         of_size("K", K, self.d_k)
         allowed = self.convention.mask_to_clearhead(mask)
-        return self.convention.ordered(*both(Q, K, V, allowed, 1.0 / math.sqrt(self.d_k)))
+        scale = self.convention.scale_to_clearhead(self._divisor())
+        return self.convention.ordered(*both(Q, K, V, allowed, scale))
+
+    def _divisor(self) -> float:
+        return divisor(self.d_k)
 
     def extra_repr(self) -> str:
         return f"d_k={self.d_k}"

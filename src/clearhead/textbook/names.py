@@ -22,7 +22,7 @@ from clearhead.core.masks import causal
 from clearhead.core.masks import lengths as first_keys
 from clearhead.core.problem import pose
 from clearhead.explain.tokens import bar, position_of
-from clearhead.textbook.faces import allowed, heads_of, like_it, same_dtype, whole
+from clearhead.textbook.faces import allowed, embedded, heads_of, like_it, same_dtype, whole
 
 
 class ScaledDotProductAttention:
@@ -276,14 +276,8 @@ class MultiHeadAttention:
 
     def _check(self, query: Array, key: Array, value: Array) -> None:
         for name, array in (("query", query), ("key", key), ("value", value)):
-            require_array(name, array)
-            require_floating(name, array)
-            if array.ndim not in (2, 3) or array.shape[-1] != self.embed_dim:
-                raise ArgumentError(
-                    name,
-                    f"has shape {tuple(array.shape)}, expected (positions, {self.embed_dim})"
-                    f" or (batch, positions, {self.embed_dim})",
-                )
+            size = self.embed_dim
+            embedded(name, array, size, f"(positions, {size}) or (batch, positions, {size})")
             if array.shape[:-2] != query.shape[:-2]:
                 raise ArgumentError(
                     name, f"has shape {tuple(array.shape)}, expected the batch of query, {tuple(query.shape[:-2])}"

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from clearhead.core.errors import ArgumentError
 from clearhead.watching.call import Call
 from clearhead.watching.record import Record
 from clearhead.watching.summary import Line, summary
+from clearhead.watching.tables import columns, plain, shown
 
 SHOWN = 12
 
@@ -56,27 +55,19 @@ class Difference:
         return [dict(vars(line)) for line in self.lines]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for title in ("layer", "head", "moved", "entropy", "on first", "distance"):
-            table.add_column(title, justify="right", no_wrap=True)
+        table = columns("layer", "head", "moved", "entropy", "on first", "distance")
         best = self.best()
         for line in best:
-            numbers = (_shown(line.moved, ".1%"), _shown(line.entropy, "+.3f"), _shown(line.first, "+.1%"))
-            table.add_row(str(line.layer), str(line.head), *numbers, _shown(line.distance, "+.2f"))
+            numbers = (shown(line.moved, ".1%"), shown(line.entropy, "+.3f"), shown(line.first, "+.1%"))
+            table.add_row(str(line.layer), str(line.head), *numbers, shown(line.distance, "+.2f"))
         yield table
         if len(best) < len(self.lines):
             yield Text(f"the {len(best)} that changed most of {len(self.lines)} heads")
 
     def __str__(self) -> str:
-        page = io.StringIO()
-        Console(file=page, width=80, highlight=False).print(self)
-        return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
+        return plain(self)
 
     __repr__ = __str__
-
-
-def _shown(value: float | None, how: str) -> str:
-    return "–" if value is None else format(value, how)
 
 
 def difference(seen: Record, other: Record) -> Difference:

@@ -11,7 +11,6 @@ does is seen by following tensors through the run; where it does not, it is said
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 try:
@@ -31,6 +29,7 @@ except ImportError:
 from clearhead.core.errors import ArgumentError
 from clearhead.watching.opening import watch
 from clearhead.watching.residual import Stream
+from clearhead.watching.tables import columns, plain
 
 SHOWN = 12
 
@@ -66,9 +65,7 @@ class Contributions:
         return [dict(vars(line)) for line in self.lines]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for title in ("layer", "head", "adds"):
-            table.add_column(title, justify="right", no_wrap=True)
+        table = columns("layer", "head", "adds")
         for line in self.best():
             table.add_row(str(line.layer), str(line.head), f"{line.logit:+.4f}")
         yield table
@@ -76,9 +73,7 @@ class Contributions:
         yield Text(f"logit {self.logit:.4f}, of which {self.rest:+.4f} is not from heads directly; {heads} heads shown")
 
     def __str__(self) -> str:
-        page = io.StringIO()
-        Console(file=page, width=80, highlight=False).print(self)
-        return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
+        return plain(self)
 
     __repr__ = __str__
 

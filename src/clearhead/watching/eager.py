@@ -112,20 +112,8 @@ def read(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options
             hides = ~hidden if bool(hidden.any()) else None
             rest = mask.masked_fill(hidden, 0.0)
             bias = rest if bool(rest.any()) else None
-    learned = options.get("position_bias")
-    if learned is not None:
-        bias = learned if bias is None else bias + learned
-    sinks = options.get("s_aux")
-    return Given(
-        query,
-        key,
-        value,
-        mask=hides,
-        bias=bias,
-        scale=options.get("scaling"),
-        softcap=options.get("softcap"),
-        sinks=None if sinks is None else sinks.reshape(-1).to(query.dtype),
-    )
+    given = Given(query, key, value, mask=hides, bias=bias, scale=options.get("scaling"))
+    return given.with_transformers(options)
 
 
 def like(given: Given, observed: Observed, output: Tensor) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,6 +49,13 @@ class Given:
     def unmasked(self) -> dict[str, Any]:
         """The keywords of `observe` but for the mask."""
         return {"bias": self.bias, "scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}
+
+    def with_transformers(self, options: Mapping[str, Any]) -> Given:
+        """The call with what transformers hands an attention function beside it: a learned bias, a cap, sinks."""
+        learned, sinks = options.get("position_bias"), options.get("s_aux")
+        bias = self.bias if learned is None else learned if self.bias is None else self.bias + learned
+        flat = None if sinks is None else sinks.reshape(-1).to(self.q.dtype)
+        return replace(self, bias=bias, softcap=options.get("softcap"), sinks=flat)
 
     def masked(self, also: Mask | None = None) -> Mask | None:
         """All that hides keys, as one mask; None where nothing does."""

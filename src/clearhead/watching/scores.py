@@ -5,14 +5,12 @@ Each is the mean share of a query's weight on a few keys that are known beforeha
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from clearhead.core.arrays import is_array, to_numpy
@@ -23,6 +21,7 @@ from clearhead.explain.tokens import bar
 from clearhead.watching.call import CROSS, Call
 from clearhead.watching.places import start
 from clearhead.watching.record import Record
+from clearhead.watching.tables import columns, plain
 
 SHOWN = 12
 
@@ -77,9 +76,7 @@ class Scores(Sequence[Score]):
         if not best and self.lines:
             yield Text("no query has such a token")
             return
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for column in ("layer", "head", "score"):
-            table.add_column(column, justify="right", no_wrap=True)
+        table = columns("layer", "head", "score")
         table.add_column("", no_wrap=True)
         for line in best:
             score = line.score or 0.0
@@ -89,9 +86,7 @@ class Scores(Sequence[Score]):
             yield Text(f"the highest {len(best)} of {len(self.lines)} heads")
 
     def __str__(self) -> str:
-        page = io.StringIO()
-        Console(file=page, width=80, highlight=False).print(self)
-        return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
+        return plain(self)
 
     __repr__ = __str__
 

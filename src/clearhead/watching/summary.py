@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -16,6 +15,7 @@ from rich.text import Text
 from clearhead.core.arrays import to_numpy
 from clearhead.watching.call import Call
 from clearhead.watching.record import Record
+from clearhead.watching.tables import columns, plain, shown
 
 
 @dataclass(frozen=True)
@@ -57,40 +57,30 @@ class Summary:
             yield Text(f"missed {name or 'the model'}: {why}")
 
     def __str__(self) -> str:
-        page = io.StringIO()
-        Console(file=page, width=80, highlight=False).print(self)
-        return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
+        return plain(self)
 
     __repr__ = __str__
 
 
 def _table(lines: Sequence[Line], width: int) -> Table:
     narrow = width < 90
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    if narrow:
-        table.add_column("layer", justify="right", no_wrap=True)
-    else:
-        table.add_column("module", overflow="ellipsis", no_wrap=True)
-    table.add_column("head", justify="right", no_wrap=True)
-    for title in ("entropy", "on first", "distance", "largest logit" if width >= 56 else "logit"):
-        table.add_column(title, justify="right", no_wrap=True)
+    logit = "largest logit" if width >= 56 else "logit"
+    table = columns("layer" if narrow else "module", "head", "entropy", "on first", "distance", logit)
+    if not narrow:
+        table.columns[0].justify = "left"
     before = None
     for line in lines:
         who = Text(str(line.layer) if narrow else line.name)  # a name is no markup, whatever brackets it has
         table.add_row(
             who if line.name != before else "",
             str(line.head),
-            _shown(line.entropy, ".3f"),
-            _shown(line.first, ".1%"),
-            _shown(line.distance, ".2f"),
-            _shown(line.largest, ".2f"),
+            shown(line.entropy, ".3f"),
+            shown(line.first, ".1%"),
+            shown(line.distance, ".2f"),
+            shown(line.largest, ".2f"),
         )
         before = line.name
     return table
-
-
-def _shown(value: float | None, how: str) -> str:
-    return "–" if value is None else format(value, how)
 
 
 def summary(seen: Record) -> Summary:
