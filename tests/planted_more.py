@@ -202,10 +202,6 @@ def attends_across_the_batch(q, k, v):
     return torch.bmm((torch.bmm(q, k.mT) / math.sqrt(q.shape[-1])).softmax(-1), v).transpose(0, 1)
 
 
-def swaps_the_batch(q, k, v):
-    return softmax(q @ k.swapaxes(0, -1) / root(q)) @ v
-
-
 def fixed(scale):
     """A class that was built for one number of features."""
 

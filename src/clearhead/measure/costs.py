@@ -223,11 +223,7 @@ class Growth:
         before: Cost | None = None
         for one in self.costs:
             row = [f"{one.configuration.tokens:,}"]
-            for field, base, unit in (
-                ("multiply_adds", 1000, ""),
-                ("matrix_bytes", 1024, "B"),
-                ("cache_bytes", 1024, "B"),
-            ):
+            for field, base, unit in COLUMNS:
                 now = getattr(one, field)
                 row += [
                     quantity(now, base, unit).rstrip(), "" if before is None else growth(now, getattr(before, field))

@@ -107,8 +107,8 @@ class Convention:
     def scale_to_clearhead(self, scale: float) -> float:
         """What `clearhead.attention` multiplies by, from the √d that this text divides by.
 
-        >>> CONVENTIONS["chapter"].scale_to_clearhead(2.0)
-        0.5
+        >>> CONVENTIONS["chapter"].scale_to_clearhead(2.0), CONVENTIONS["chapter"].scale_from_clearhead(0.5)
+        (0.5, 2.0)
         """
         if not scale > 0:
             raise ArgumentError("scale", f"is {scale}, expected what scores are divided by, above 0")
