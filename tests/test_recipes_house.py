@@ -119,8 +119,10 @@ def test_a_mistake_is_an_entry_and_a_variant(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(mistakes.CATALOGUE, entry.name, entry)
     monkeypatch.setitem(mistakes.BY_SETTING, ("axis", "sigmoid"), entry)
     monkeypatch.setitem(variants.SETTINGS, "axis", (*variants.SETTINGS["axis"], "sigmoid"))
-    softmax = variants._softmax
-    monkeypatch.setattr(variants, "_softmax", lambda axis, s: sigmoid(s) if axis == "sigmoid" else softmax(axis, s))
+    for name in ("_once", "_twice"):  # as it would be were it there from the start
+        monkeypatch.setattr(variants, name, getattr(variants, name).__wrapped__)
+    softmax = variants.weighed
+    monkeypatch.setattr(variants, "weighed", lambda axis, s: sigmoid(s) if axis == "sigmoid" else softmax(axis, s))
     report = ch.check(sigmoid_attention)
     assert [one.mistake.name for one in report.findings][:1] == ["sigmoid"]
     assert "a sigmoid in place of the softmax" in str(report)

@@ -10,7 +10,7 @@ import numpy as np
 from clearhead.doctor.answers import Got
 from clearhead.doctor.forms import Form, allowing
 from clearhead.doctor.probes import Probe, agrees, distance
-from clearhead.doctor.variants import EMPTY, RIGHT, Variant
+from clearhead.doctor.variants import EMPTY, HIDING, RIGHT, Variant
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -40,7 +40,7 @@ def _alike(output: np.ndarray, got: np.ndarray) -> bool:
 
 def explains(form: Form, variant: Variant, given: Probe, got: Got, align: str = "end") -> Variant | None:
     """The variant, with what it does for queries that may attend to nothing, where it gave this answer."""
-    allowed = allowing(variant, given, align)
+    allowed = allowing(variant, given, align) if variant.masking in HIDING else None
     empty = EMPTY if allowed is not None and not allowed.any(-1).all() else EMPTY[:1]
     choices = (replace(variant, empty=nothing) for nothing in empty)
     return next((choice for choice in choices if matching(form, choice, given, got, align)), None)

@@ -6,14 +6,15 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from clearhead.core.formula import softmax
 from clearhead.doctor.blocks import in_blocks
 from clearhead.doctor.mistakes import BY_SETTING, Mistake
 from clearhead.doctor.turning import BASES, ROTARY, rotate
+from clearhead.doctor.weighing import RARE_AXES, weighed
 
 # A penalty that somebody took for −∞, from hardly any to nearly enough
 WEAK = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -76,17 +77,7 @@ SETTINGS = {
 }
 # Mistakes that hardly come in pairs, and are tried alone
 RARE = {
-    "axis": (
-        "shifted over queries",
-        "maximum over queries",
-        "keepdims",
-        "keepdims shifted",
-        "norm",
-        "logarithm",
-        "one more",
-        "one more shifted",
-        "largest",
-    ),
+    "axis": RARE_AXES,
     "values": ("itself", "cosine", "negated"),
     "added": ("queries", "values"),
     "grouping": ("tiled",),
@@ -117,6 +108,8 @@ MASKINGS = (
 LENGTHS = ("one more", "one fewer")
 CAUSALS = ("strict", "ahead", "future", "later", "ignored")
 EMPTY = ("zero", "nan", "uniform")
+# Where what a query without keys gets depends on the above: elsewhere no score is left out of the softmax
+HIDING = ("right", "inverted", "transposed", "first row", *LENGTHS)
 BLOCK_SIZES = (2, 3, 4, 5, 8, 10, 16, 20, 24, 32, 48, 50, 64, 96, 100, 128, 200, 256, 500, 512)
 BLOCK_SETTINGS = (
     "tail lost",
@@ -138,14 +131,29 @@ HEADED = ("split", "merge")
 
 def broken(base: Variant, packed: bool, own: bool = False) -> Iterator[Variant]:
     """Every formula with one mistake, then every one with two in different places."""
-    knobs = {name: settings for name, settings in SETTINGS.items() if packed or name not in HEADED}
-    for choices in (knobs, RARE, JOINED if packed else {}, OWN if own else {}):
-        for name, settings in choices.items():
-            for setting in settings:
-                yield _turned(base, name, setting)
-    for (one, some), (two, others) in itertools.combinations(knobs.items(), 2):
-        for first, second in itertools.product(some, others):
-            yield _turned(_turned(base, one, first), two, second)
+    yield from _once(base, packed, own)
+    yield from _twice(base, packed)
+
+
+# Made once: a search goes through all of them for each form that a function may have
+@cache
+def _once(base: Variant, packed: bool, own: bool) -> tuple[Variant, ...]:
+    choices = (_knobs(packed), RARE, JOINED if packed else {}, OWN if own else {})
+    turns = ((name, setting) for one in choices for name, settings in one.items() for setting in settings)
+    return tuple(_turned(base, name, setting) for name, setting in turns)
+
+
+@cache
+def _twice(base: Variant, packed: bool) -> tuple[Variant, ...]:
+    return tuple(
+        _turned(_turned(base, one, first), two, second)
+        for (one, some), (two, others) in itertools.combinations(_knobs(packed).items(), 2)
+        for first, second in itertools.product(some, others)
+    )
+
+
+def _knobs(packed: bool) -> dict[str, tuple[str, ...]]:
+    return {name: settings for name, settings in SETTINGS.items() if packed or name not in HEADED}
 
 
 def rotated(base: Variant, bases: tuple[float, ...] = BASES) -> Iterator[Variant]:
@@ -167,15 +175,13 @@ def broken_masks(base: Variant, *, lengths: bool = False) -> Iterator[Variant]:
         yield replace(base, masking=masking, penalty=penalty)
 
 
-def broken_causals(base: Variant) -> Iterator[Variant]:
+@cache
+def broken_causals(base: Variant) -> tuple[Variant, ...]:
     """Every way of being causal wrongly: another mask, or the right one applied in a wrong way."""
-    for setting in CAUSALS[:-1]:
-        yield replace(base, causal=setting)
     never = ("inverted", "ignored", "transposed", "first row", "nan", "filled early")
     wrong = [one for one in broken_masks(base) if one.masking not in never]
-    yield from wrong
-    for one, setting in itertools.product(wrong, CAUSALS[:-1]):
-        yield replace(one, causal=setting)
+    both = [replace(one, causal=setting) for one, setting in itertools.product(wrong, CAUSALS[:-1])]
+    return (*(replace(base, causal=setting) for setting in CAUSALS[:-1]), *wrong, *both)
 
 
 def broken_blocks(base: Variant) -> Iterator[Variant]:
@@ -208,19 +214,22 @@ def scale_of(variant: Variant, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> f
     return 1.0 / divisor
 
 
+@cache
 def causal_allowed(setting: str, queries: int, keys: int, align: str) -> np.ndarray:
     """(T, S), True where a query may attend; `align` says which corner is the right one."""
     if setting == "corner":
         align = "start" if align == "end" else "end"
     offset = keys - queries if align == "end" else 0
     distance = np.arange(keys) - (np.arange(queries)[:, None] + offset)
-    return {
+    allowed = {
         "strict": distance < 0,
         "ahead": distance <= 1,
         "future": distance >= 0,
         "later": distance > 0,
         "ignored": np.ones_like(distance, bool),
     }.get(setting, distance <= 0)
+    allowed.flags.writeable = False  # one for all who ask
+    return allowed
 
 
 def spread(variant: Variant, q: np.ndarray, array: np.ndarray) -> np.ndarray:
@@ -277,7 +286,7 @@ def compute(
         if variant.blocks != "right":
             return in_blocks(variant.blocks, variant.block, scores, v, allowed)
         if allowed is None:
-            weights = _softmax(variant.axis, scores)
+            weights = weighed(variant.axis, scores)
         else:
             if variant.masking == "transposed" and allowed.shape[-1] != allowed.shape[-2]:
                 return None
@@ -322,68 +331,19 @@ def _masked(variant: Variant, scores: np.ndarray, allowed: np.ndarray, scale: fl
         )
     after = {"after": 0.0, "penalty after": -1e9, "inf after": -np.inf}
     if masking in after:
-        return np.where(allowed, _softmax(axis, scores), after[masking])
-    before = {"zero": scores * allowed, "added": scores + allowed, "raised": scores + ~allowed, "ignored": scores}
-    if masking in before:
-        return _softmax(axis, before[masking])
+        return np.where(allowed, weighed(axis, scores), after[masking])
+    if masking in ("zero", "added", "raised", "ignored"):
+        before = {"zero": scores * allowed, "added": scores + allowed, "raised": scores + ~allowed, "ignored": scores}
+        return weighed(axis, before[masking])
     if masking == "weak":
-        return _softmax(axis, scores - np.where(allowed, 0.0, variant.penalty))
+        return weighed(axis, scores - np.where(allowed, 0.0, variant.penalty))
     fills = {"filled": -variant.penalty, "filled early": -variant.penalty * scale, "raised far": 1e9}
     if masking in fills:
-        return _softmax(axis, np.where(allowed, scores, fills[masking]))
+        return weighed(axis, np.where(allowed, scores, fills[masking]))
     if masking == "nan":  # 0 · −inf, wherever a row has a key that it sees
-        return np.where(allowed.any(-1, keepdims=True), np.nan, _softmax(axis, scores))
-    weights = _softmax(axis, np.where(allowed, scores, -np.inf))
+        return np.where(allowed.any(-1, keepdims=True), np.nan, weighed(axis, scores))
+    weights = weighed(axis, np.where(allowed, scores, -np.inf))
     if variant.empty != "zero" and axis == "keys":
         nothing = 1.0 / scores.shape[-1] if variant.empty == "uniform" else np.nan
         weights = np.where(allowed.any(-1, keepdims=True), weights, nothing)
     return weights
-
-
-def _softmax(axis: str, scores: np.ndarray) -> np.ndarray:
-    if axis == "keys":
-        return softmax(scores)[0]
-    if axis == "twice":
-        return softmax(softmax(scores)[0])[0]
-    if axis == "all":
-        return softmax(scores.reshape(1, -1))[0].reshape(scores.shape)
-    if axis in ("queries", "heads", "batch"):
-        place = {"queries": -2, "heads": -3, "batch": 0}[axis]
-        return np.moveaxis(softmax(np.moveaxis(scores, place, -1))[0], -1, place)
-    if axis == "exponentials":
-        return np.exp(scores)
-    if axis == "shifted exponentials":
-        return np.exp(scores - scores.max(-1, keepdims=True))
-    if axis in RARE["axis"] and axis != "norm":
-        return _rare(axis, scores)
-    scores = np.where(np.isfinite(scores), scores, 0.0)
-    size = np.abs(scores)
-    divided = {
-        "norm": (scores, np.sqrt((scores**2).sum(-1, keepdims=True))),
-        "sum": (scores, scores.sum(-1, keepdims=True)),
-        "absolute sum": (scores, size.sum(-1, keepdims=True)),
-        "sum of absolutes": (size, size.sum(-1, keepdims=True)),
-        "positive sum": (np.maximum(scores, 0), np.maximum(scores, 0).sum(-1, keepdims=True)),
-        "maximum": (scores, scores.max(-1, keepdims=True)),
-        "absolute maximum": (scores, size.max(-1, keepdims=True)),
-    }.get(axis)
-    return scores if divided is None else divided[0] / divided[1]
-
-
-def _rare(axis: str, scores: np.ndarray) -> np.ndarray:
-    fresh = np.exp(scores - scores.max(-1, keepdims=True))
-    if axis == "shifted over queries":
-        return fresh / fresh.sum(-2, keepdims=True)
-    if axis == "maximum over queries":
-        return softmax(scores - scores.max(-2, keepdims=True))[0]
-    if axis.startswith("keepdims"):  # a row of sums, laid over the columns
-        if scores.shape[-1] != scores.shape[-2]:
-            return np.full_like(scores, np.nan)
-        fresh = fresh if axis.endswith("shifted") else np.exp(scores)
-        return fresh / fresh.sum(-1)[..., None, :]
-    if axis == "logarithm":
-        return np.log(softmax(scores)[0])
-    if axis.startswith("one more"):
-        fresh = fresh if axis.endswith("shifted") else np.exp(scores)
-        return fresh / (1.0 + fresh.sum(-1, keepdims=True))
-    return (scores == scores.max(-1, keepdims=True)).astype(float)
