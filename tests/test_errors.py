@@ -100,6 +100,17 @@ REFUSALS = {
     " (axes before heads, positions and features are batch)": lambda: call(mask=ch.lengths([1, 2, 3])),
     "offset: has shape (3,), expected one number or the batch shape (2,)"
     " (axes before heads, positions and features are batch)": lambda: call(mask=~ch.causal(offset=[1, 2, 3])),
+    "batch: is not given, and where(array(2, 1, 1, 3)) has batch rows: give batch=(2,)": (
+        lambda: ch.padding([[1, 1, 0], [1, 0, 0]]).explain(0, 1)
+    ),
+    "batch: is not given, and causal() & lengths([2, 1]) has batch rows: give batch=(2,)": (
+        lambda: (ch.causal() & ch.lengths([2, 1])).picture(2)
+    ),
+    "batch: is not given, and documents([[0, 1], [0, 0]]) has batch rows: give batch=(2,)": (
+        lambda: ch.documents([[0, 1], [0, 0]]).dense(2)
+    ),
+    "mask: has shape (2, 1, 1, 3), which does not broadcast to (3, 1, 3, 3):"
+    " (batch (3,), heads 1, queries 3, keys 3)": lambda: ch.padding([[1, 1, 0], [1, 0, 0]]).picture(3, batch=(3,)),
     "lengths: is 2.5, expected a whole number or an array of them": lambda: ch.lengths(2.5),
     "align: is 'middle', expected 'end' or 'start'": lambda: ch.causal(align="middle"),
     "back: is -1, expected a whole number of at least 0": lambda: ch.window(-1),

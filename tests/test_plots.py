@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
@@ -194,6 +195,10 @@ MISTAKES = {
     "head: is 5": lambda: ch.plot_attention(np.zeros((2, 3, 3)), head=5),
     "weights: is no array": lambda: ch.plot_attention([[1.0]]),
     "neither weights nor a map": lambda: ch.plot_attention(ch.observe(*arrays(3, 4))),
+    "weights: cannot be read as a plain array: can't convert Sparse": lambda: ch.plot_attention(
+        torch.eye(3).to_sparse()
+    ),
+    "weights: cannot be read as a plain array": lambda: ch.plot_heads(torch.ones(2, 3, 3).to_sparse()),
     "colours: is 'red'": lambda: ch.plot_attention(np.eye(3), colours="red"),
     "tokens: has 2 names": lambda: ch.plot_attention(np.eye(3), ["a", "b"]),
     "expected \\(heads, queries, keys\\)": lambda: ch.plot_heads(np.eye(3)),

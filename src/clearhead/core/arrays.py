@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import array_api_compat
 import numpy as np
 
-from clearhead.core.errors import ArgumentError
+from clearhead.core.errors import ArgumentError, first_line
 from clearhead.core.trees import introduce
 
 # An array of any library that speaks the array API; the standard has no type for it.
@@ -142,6 +142,14 @@ def to_numpy(array: Array) -> np.ndarray:
         return np.from_dlpack(array)
     except (AttributeError, BufferError, RuntimeError, TypeError):
         return np.asarray(array)
+
+
+def plain_numbers(argument: str, array: Array) -> np.ndarray:
+    """The numbers of an array that somebody gave by hand; what has none, or not one for each place, is refused."""
+    try:
+        return to_numpy(array)
+    except (TypeError, RuntimeError) as error:  # a sparse or a nested tensor, in PyTorch's words
+        raise ArgumentError(argument, f"cannot be read as a plain array: {first_line(error)}") from None
 
 
 def settled(value: Array) -> Array:

@@ -2,11 +2,14 @@
 
 
 class ArgumentError(ValueError):
-    """An argument is wrong; the message names it, says what it is and what was expected."""
+    """An argument is wrong; the message names it, says what it is and what was expected.
 
-    def __init__(self, argument: str, problem: str) -> None:
+    `rows` is the batch that a part of a mask was made for, where that is what does not fit.
+    """
+
+    def __init__(self, argument: str, problem: str, rows: tuple[int, ...] = ()) -> None:
         super().__init__(f"{argument}: {problem}")
-        self.argument = argument
+        self.argument, self.rows = argument, rows
 
 
 class KernelRefused(RuntimeError):

@@ -147,6 +147,7 @@ def by_batch(argument: str, values: Array, grid: Grid) -> Array:
             argument,
             f"has shape {tuple(values.shape)}, expected one number or the batch shape {grid.batch}"
             " (axes before heads, positions and features are batch)",
+            rows=tuple(values.shape),
         )
     return values.reshape((*values.shape, 1, 1, 1))
 
@@ -216,7 +217,20 @@ def spelled(values: Array) -> str:
 def fitting(argument: str, shape: tuple[int, ...], grid: Grid) -> None:
     """Refuse a shape that does not broadcast to (*batch, heads, queries, keys)."""
     if not fits(shape, grid.shape):
-        raise ArgumentError(argument, f"has shape {shape}, which does not broadcast to {grid.shape}: {grid}")
+        words = f"has shape {shape}, which does not broadcast to {grid.shape}: {grid}"
+        # whether it would, were there as many batch rows as it has
+        rows = shape[:-3] if fits(shape, (*shape[:-3], *grid.shape[-3:])) else ()
+        raise ArgumentError(argument, words, rows=rows)
+
+
+def hold(mask: Any, grid: Grid) -> None:
+    """Check a mask for sizes that were said by hand: of batch rows it is easily forgotten how many there are."""
+    try:
+        mask.check(grid)
+    except ArgumentError as error:
+        if grid.batch or not error.rows:
+            raise
+        raise ArgumentError("batch", f"is not given, and {mask!r} has batch rows: give batch={error.rows}") from None
 
 
 def cut(array: Array, rows: range, columns: range) -> Array:

@@ -11,7 +11,7 @@ from clearhead.core.admit import admit
 from clearhead.core.arrays import Array, alike, dtype_name, is_array, settled, to_numpy
 from clearhead.core.equality import digest, same
 from clearhead.core.errors import ArgumentError
-from clearhead.core.grid import Grid, bins, bins_of, cut, fitting, part
+from clearhead.core.grid import Grid, bins, bins_of, cut, fitting, hold, part
 from clearhead.core.lowered import AndNode, ArrayNode, Node, NotNode, OrNode
 from clearhead.core.picture import Picture
 from clearhead.core.trees import introduce, tree
@@ -98,7 +98,7 @@ class Mask:
         [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
         """
         grid = Grid(batch, heads, queries, queries if keys is None else keys)
-        self.check(grid)
+        hold(self, grid)
         tile = self.tile(range(grid.queries), range(grid.keys), grid)
         return np.broadcast_to(tile if isinstance(tile, bool) else to_numpy(tile), grid.shape)
 
@@ -129,7 +129,7 @@ class Mask:
                 "query, key", f"({query}, {key}) lies outside {grid.queries} queries × {grid.keys} keys"
             )
         _some(grid)
-        self.check(grid)
+        hold(self, grid)
         at = (0,) * (len(batch) + 1) if at is None else at
         verdict = "may" if self.allows(query, key, grid, at) else "may not"
         return f"query {query} {verdict} attend to key {key}: {self.reason(query, key, grid, at)}"
@@ -150,7 +150,7 @@ class Mask:
         """
         sizes = Grid(batch, heads, queries, queries if keys is None else keys)
         _some(sizes)
-        self.check(sizes)
+        hold(self, sizes)
         sign = {True: "■", False: "·", None: "▒"}
         rows, columns = bins(sizes.queries, side), bins(sizes.keys, side)
         return Picture("\n".join(" ".join(sign[self._verdict(r, c, sizes)] for c in columns) for r in rows))

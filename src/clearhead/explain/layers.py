@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import HALF, AnyArray, dtype_name, require_array, require_floating, to_numpy
-from clearhead.core.errors import ArgumentError, first_line
+from clearhead.core.arrays import HALF, AnyArray, dtype_name, plain_numbers, require_array, require_floating
+from clearhead.core.errors import ArgumentError
 from clearhead.core.mask import Mask
 from clearhead.explain.render.page import Line, Page, Step, factor, figure, given_vector, summed, vector
 from clearhead.explain.render.paged import SCREENFUL, Paged
@@ -243,12 +243,9 @@ def _matrix(name: str, array: AnyArray) -> np.ndarray:
     """A two-dimensional array in NumPy, in the precision that sums are taken in."""
     require_array(name, array)
     require_floating(name, array)
-    try:
-        shape, numbers = tuple(array.shape), to_numpy(array)
-    except (TypeError, RuntimeError) as error:  # a sparse or a nested tensor, in PyTorch's words
-        raise ArgumentError(name, f"cannot be read as a plain array: {first_line(error)}") from None
-    if len(shape) != 2:
-        raise ArgumentError(name, f"has shape {shape}, expected two axes: one layer, one batch row")
+    numbers = plain_numbers(name, array)
+    if numbers.ndim != 2:
+        raise ArgumentError(name, f"has shape {numbers.shape}, expected two axes: one layer, one batch row")
     return numbers.astype(np.float32) if dtype_name(numbers) in HALF else numbers
 
 

@@ -166,20 +166,32 @@ def shuffle_weights(
     )
 
 
+class _Values:
+    """The values (m, Dv) of the keys that a query sees, and what is the same for all queries that see those keys."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+        if not len(values):
+            return
+        with np.errstate(invalid="ignore", over="ignore"):
+            self.apart = values - values.mean(0)
+            self.spread = (self.apart**2).sum()
+            longest = float(np.sqrt((values**2).sum(-1)).max())
+            # each product of a sum of m terms is rounded, and so is the mean that is taken off
+            self.rounding = 8 * np.finfo(np.float64).eps * math.sqrt(len(values)) * longest
+
+
 def _distances(
-    weights: np.ndarray, values: np.ndarray, shuffles: int, generator: np.random.Generator
+    weights: np.ndarray, seen: _Values, shuffles: int, generator: np.random.Generator
 ) -> tuple[float, float, float, float, int, float]:
-    """What is found for one query: its weights (m,) and the values (m, Dv) of the keys that it sees."""
+    """What is found for one query: its weights (m,), and what it sees."""
     count = len(weights)
     if not count:
         return 0.0, 0.0, 0.0, 0.0, 0, 0.0
     with np.errstate(invalid="ignore", over="ignore"):
-        total, mean = weights.sum(), values.mean(0)
-        uneven, apart = weights - total / count, values - mean
-        output, shift = weights @ values, uneven @ apart  # shift is output − total · mean, without cancelling
-        spread = float((uneven**2).sum() * (apart**2).sum()) / max(count - 1, 1)
-        # each product of a sum of m terms is rounded, and so is the mean that is taken off
-        rounding = 8 * np.finfo(np.float64).eps * math.sqrt(count) * float(np.sqrt((values**2).sum(-1)).max())
+        uneven, apart = weights - weights.sum() / count, seen.apart
+        output, shift = weights @ seen.values, uneven @ apart  # shift is output − total · mean, without cancelling
+        spread = float((uneven**2).sum() * seen.spread) / max(count - 1, 1)
         squares = 0.0
         if count > 1 and shuffles:
             mixed = generator.permuted(np.broadcast_to(uneven, (shuffles, count)), axis=1)
@@ -187,17 +199,18 @@ def _distances(
         equal = float(shift @ shift)
         expected = equal + spread if count > 1 else 0.0
         length = float(np.sqrt((output**2).sum()))
-    return math.sqrt(squares), math.sqrt(expected), math.sqrt(equal), length, count, rounding
+    return math.sqrt(squares), math.sqrt(expected), math.sqrt(equal), length, count, seen.rounding
 
 
-def _rows(problem: Problem, at: tuple[int, ...]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each query of one head, the weights and values of the keys that it sees."""
+def _rows(problem: Problem, at: tuple[int, ...]) -> Iterator[tuple[np.ndarray, _Values]]:
+    """For each query of one head, its weights on the keys that it sees, and their values."""
     grid = problem.grid
     k_at = (*at[:-1], at[-1] // problem.group)
     q = to_numpy(part(problem.q, at)).astype(np.float64)
     k, v = (to_numpy(part(array, k_at)).astype(np.float64) for array in (problem.k, problem.v))
     sinks = None if problem.sinks is None else to_numpy(problem.sinks).astype(np.float64)[at[-1] : at[-1] + 1]
     step = max(1, AT_ONCE // max(grid.keys, 1))
+    before, seen = np.ones(grid.keys, bool), _Values(v)
     for start in range(0, grid.queries, step):
         rows, columns = range(start, min(start + step, grid.queries)), range(grid.keys)
         bias = mask = None
@@ -213,7 +226,9 @@ def _rows(problem: Problem, at: tuple[int, ...]) -> Iterator[tuple[np.ndarray, n
                 sinks=sinks,
             )  # fmt: skip
         for i in range(len(rows)):
-            yield (answer.weights[i], v) if mask is None else (answer.weights[i][mask[i]], v[mask[i]])
+            if mask is not None and not np.array_equal(mask[i], before):
+                before, seen = mask[i], _Values(v[mask[i]])
+            yield (answer.weights[i] if mask is None else answer.weights[i][mask[i]]), seen
 
 
 def _root_mean_square(numbers: np.ndarray) -> float:

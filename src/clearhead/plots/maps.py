@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from clearhead.calls import observe
-from clearhead.core.arrays import Array, is_array, to_numpy
+from clearhead.core.arrays import Array, is_array, plain_numbers, to_numpy
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Grid, part
 from clearhead.core.mask import Mask, as_mask
@@ -87,7 +87,7 @@ def _weights(given: Array | Observed | Call) -> tuple[np.ndarray, bool]:
         raise ArgumentError("weights", "is an Observed with neither weights nor a map: ask observe for one of them")
     if not is_array(given) or given.ndim < 2:
         raise ArgumentError("weights", "is no array of (…, queries, keys) and no Observed")
-    return to_numpy(given), False
+    return plain_numbers("weights", given), False
 
 
 def _of_call(call: Call) -> tuple[np.ndarray, bool]:
@@ -137,7 +137,7 @@ def _hidden(matrix: np.ndarray, mask: Mask | Array | None) -> np.ndarray:
         return matrix == 0
     if isinstance(mask, Mask):
         return ~mask.dense(*matrix.shape)[0]
-    allowed = to_numpy(mask)
+    allowed = plain_numbers("mask", mask)
     if allowed.dtype != bool:
         raise ArgumentError("mask", f"has dtype {allowed.dtype}, expected bool, True where a query may attend")
     return ~np.broadcast_to(allowed[(0,) * (allowed.ndim - 2)], matrix.shape)
@@ -312,7 +312,7 @@ def plot_entropy(
     if isinstance(entropy, Record):
         table, layers = _entropies(entropy)
     elif is_array(entropy):
-        table = to_numpy(entropy).astype(np.float64)
+        table = plain_numbers("entropy", entropy).astype(np.float64)
     else:
         if not entropy or not all(isinstance(one, Observed) for one in entropy):
             raise ArgumentError("entropy", "is no (layers, heads) array and no list of Observed")
