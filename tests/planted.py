@@ -184,6 +184,7 @@ def after(penalty):
     return lambda scores, mask: np.where(mask, softmax(scores), scores.dtype.type(penalty))
 
 
+@jax.jit  # one program for each shape, where each step would be one
 def jax_no_scale(q, k, v):
     return jax.nn.softmax(q @ k.swapaxes(-1, -2), axis=-1) @ v
 

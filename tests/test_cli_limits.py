@@ -228,7 +228,7 @@ WORDS_OF_MASKS = ["range", "offset=", "seed=", "count=", "align=", "'start'", "T
 PIECES = st.sampled_from([*MASKS, *SIGNS, *WORDS_OF_MASKS, "0", "1", "7", "1099511627775", "1.5"])
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=st.lists(PIECES, max_size=14).map("".join) | st.text(max_size=20))
 @example("random_blocks(1099511627775,count=1099511627775)")
 @example("global_tokens([],offset=1099511627775)")
@@ -251,7 +251,7 @@ WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_number_on_the_command_line_is_answered_or_refused_in_one_line(data: st.DataObject) -> None:
     options = {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from libraries import LIBRARIES, ArrayLibrary, numbers
@@ -45,8 +47,9 @@ OPTIONS: dict[str, Callable[[int, int, int], dict[str, Any]]] = {
     "softcap, sinks": lambda t, s, h: {"softcap": 2.0, "sinks": np.zeros(h)},
     "dropout": lambda t, s, h: {"dropout": (0.5, 1)},
 }
-# JAX compiles each step anew for every size: there, only these, each with one kernel and one kind of options in turn.
-# No keys, no queries and an empty batch are cases that it is held to in full (`in_jax.py`).
+# JAX compiles each step anew for every size: there, only these, each with one kernel and one kind of options in turn,
+# and all that a call gives in one program. No keys, no queries and an empty batch are cases that it is held to in full
+# (`in_jax.py`).
 IN_JAX = ("no heads", "no features, grouped", "values of no features")
 RUNS = [
     pytest.param(library, shape, id=f"{shape}-{library}")
@@ -61,11 +64,19 @@ def calls(library: ArrayLibrary, shape: str) -> Iterator[tuple[str, str | None]]
         number = IN_JAX.index(shape)
         yield ("random blocks", "relative", "softcap, sinks")[number % 3], ("tiled", "dense")[number % 2]
         return
-    if library.name == "strict":  # it takes long to be strict: one kernel in turn, where NumPy has both
+    if library.name != "numpy":  # one kernel in turn, where NumPy has all
+        kernels = ("tiled", "dense", *(("compiled",) if library.name == "torch" else ()))
         number = list(SHAPES).index(shape)
-        yield from ((name, ("tiled", "dense")[(place + number) % 2]) for place, name in enumerate(OPTIONS))
+        yield from ((name, kernels[(place + number) % len(kernels)]) for place, name in enumerate(OPTIONS))
         return
     yield from product(OPTIONS, (None, "compiled", "tiled", "dense"))
+
+
+def everything(q: Any, k: Any, v: Any, dout: Any, chosen: list[int], **given: Any) -> tuple[Any, ...]:
+    """The output, all that can be observed, the output of what is merged with itself, and gradients."""
+    seen = ch.observe(q, k, v, top=2, received=True, map=(3, 3), queries=chosen, weights=True, **given)
+    merged = ch.merge(seen.partial, seen.partial)
+    return ch.attention(q, k, v, **given), seen, merged.output, ch.gradients(q, k, v, dout, **given)
 
 
 @pytest.mark.parametrize(("library", "shape"), RUNS)
@@ -85,13 +96,12 @@ def test_every_call_with_an_empty_axis_has_an_answer(library: ArrayLibrary, shap
         if kernel == "compiled" and (0 in (queries[-1], width) or name == "dropout"):
             continue  # which it refuses in words
         where = f"{name}, {kernel}"
-        output = ch.attention(q, k, v, kernel=kernel, **given)
+        chosen = [0, -1] if t else []
+        dout = library.make(np.ones((*rows, width), np.float32))
+        call = partial(everything, chosen=chosen, kernel=kernel, **given)
+        output, seen, merged, found = (jax.jit(call) if library.name == "jax" else call)(q, k, v, dout)
         assert tuple(output.shape) == (*rows, width), where
         assert np.isfinite(numbers(output)).all(), where
-        chosen = [0, -1] if t else []
-        seen = ch.observe(
-            q, k, v, kernel=kernel, top=2, received=True, map=(3, 3), queries=chosen, weights=True, **given
-        )
         for part, want in (
             (seen.lse, rows),
             (seen.entropy, rows),
@@ -103,10 +113,7 @@ def test_every_call_with_an_empty_axis_has_an_answer(library: ArrayLibrary, shap
         ):
             assert tuple(part.shape) == want, where
         assert "Observed" in repr(seen)
-        merged = ch.merge(seen.partial, seen.partial)
-        assert tuple(merged.output.shape) == (*rows, width), where
-        dout = library.make(np.ones((*rows, width), np.float32))
-        found = ch.gradients(q, k, v, dout, kernel=kernel, **given)
+        assert tuple(merged.shape) == (*rows, width), where
         assert [tuple(g.shape) for g in found] == [queries, keys, values], where
         assert all(np.isfinite(numbers(g)).all() for g in found), where
         assert ch.plan(q, k, v, kernel=kernel, **given).all_pairs == math.prod((*rows, s))

