@@ -100,7 +100,7 @@ def held_by(what: str, name: str) -> Callable[[], None]:
 
 
 def held_under_jit(kernel: str, name: str) -> Callable[[], None]:
-    assert name in in_jax.UNDER_JIT
+    assert in_jax.UNDER_JIT[name] == kernel
     return partial(in_jax.under_jit, kernel, BY_NAME[name])
 
 

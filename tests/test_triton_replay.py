@@ -60,7 +60,7 @@ PROBLEMS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 
 # interpreted gradients take longest: not of those that say nothing new of them
-FORWARD = ("in one piece of memory", "one head", "a slope")
+FORWARD = ("in one piece of memory", "packed", "one head", "one query", "a slope")
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
