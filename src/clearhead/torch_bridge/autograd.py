@@ -136,7 +136,7 @@ def traced(kernel: str | None, *tensors: Array) -> bool:
     if forward or torch._C._functorch.peek_interpreter_stack() is not None:
         return kernel != "dense"  # its steps are PyTorch's own, which every transform knows, also twice
     for tensor in tensors:
-        if type(tensor) is torch.Tensor and not tensor.is_meta:  # as nearly all are: asked first, for it is quick
+        if tensor is None or (type(tensor) is torch.Tensor and not tensor.is_meta):  # as nearly all: asked first
             continue
         if is_torch(tensor) and stands_in(tensor):
             return True
