@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from clearhead.calls import observe
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Grid
+from clearhead.core.mask import Where
 from clearhead.explorer.answers import Params, route, whole
 from clearhead.explorer.scene import Scene
 
@@ -36,6 +38,8 @@ def about(scene: Scene, params: Params) -> Any:
         "scale": first.scale,
         "softcap": scene.options.get("softcap"),
         "formula": scene.trace(0).page(1).formula,
+        "given": given(scene),
+        "options": spelled_options(scene),
         "python": python(scene),
     }
 
@@ -137,15 +141,31 @@ def walked(scene: Scene, params: Params) -> Any:
 
 def python(scene: Scene) -> str:
     """The call that reproduces what is seen, as one would write it."""
+    return f"{given(scene)}\nch.observe(q, k, v{spelled_options(scene)}, weights=True)\n"
+
+
+def given(scene: Scene) -> str:
+    """The lines that define q, k and v."""
     lines = ["import numpy as np", "import clearhead as ch", ""]
     for name in ("q", "k", "v"):
         array = getattr(scene, name)
         if array.size > SHOWN:
             lines.append(f"{name} = ...  # {array.shape}, as it was given")
         else:
-            lines.append(f"{name} = np.array({np.squeeze(array, 0).tolist() if len(array) == 1 else array.tolist()})")
-    said = []
-    for name, value in scene.options.items():
-        said.append(f"mask=ch.{value!r}" if name == "mask" and repr(value).endswith("()") else f"{name}={value!r}")
-    options = "".join(f", {one}" for one in said)
-    return "\n".join([*lines, f"ch.observe(q, k, v{options}, weights=True)"]) + "\n"
+            alone = all(len(getattr(scene, other)) == 1 for other in "qkv")
+            lines.append(f"{name} = np.array({(array[0] if alone else array).tolist()})".replace("nan", "np.nan"))
+    return "\n".join(lines) + "\n"
+
+
+def spelled_options(scene: Scene) -> str:
+    """The options of the call, as arguments after q, k and v: `, mask=ch.causal()`."""
+    return "".join(f", {name}={spelled_value(value)}" for name, value in scene.options.items())
+
+
+def spelled_value(value: Any) -> str:
+    """A mask, a bias, an array or a number as Python takes it; what is too long for a line is left open."""
+    if isinstance(value, Where) and value.array.size <= SHOWN:
+        return f"ch.where(np.array({np.asarray(value.array).tolist()}))"
+    if isinstance(value, np.ndarray):
+        return f"np.array({value.tolist()})" if value.size <= SHOWN else "..."
+    return re.sub(r"\b([a-z]\w*)\(", r"ch.\1(", repr(value)) if "array(" not in repr(value) else "..."

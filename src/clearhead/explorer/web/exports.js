@@ -1,15 +1,100 @@
-// What is seen, as a file: PNG of a canvas, SVG, CSV.
+// What is seen, as a file: PNG, SVG, CSV, and the Python that gives it; the same four for every view.
+//
+// A view's show() returns, beside `update` and `keys`, `exports: () => ({ name, rows, python, picture })`:
+//   name     the file's, without its ending; the view's where there is none
+//   rows     lists of cells, headings first, numbers as `full` writes them
+//   python   the lines after those that define q, k and v, such as `ch.trace(q, k, v, query=2${about.options})`
+//   picture  an element of the page, a canvas, or the text of an SVG; the whole view where there is none
+// Any of them may be left out, and any may be a promise.
 
 import { h } from "./dom.js";
+import { pictured } from "./pictured.js";
 
-/** Buttons for what a view can give: {name, canvas(), svg(), csv()}; those that are there. */
-export function exporting({ name, canvas, svg, csv }) {
-  const one = (kind, make) => h("button", { type: "button", onclick: make }, kind);
-  return h("div", { class: "controls", role: "group", "aria-label": "Save" }, [
-    canvas && one("PNG", () => canvas().toBlob((blob) => hand(blob, `${name}.png`))),
-    svg && one("SVG", () => hand(new Blob([svg()], { type: "image/svg+xml" }), `${name}.svg`)),
-    csv && one("CSV", () => hand(new Blob([csv()], { type: "text/csv" }), `${name}.csv`)),
-  ]);
+const SHARP = 2; // pixels of a PNG for each of the page
+
+/** The four buttons of a view. `given` gives its exports, `about` what it shows, `say` tells that it is done. */
+export function taking(view, given, about, say) {
+  const one = (words, what, act) =>
+    h("button", { type: "button", class: "quiet", title: what, onclick: () => act().catch((error) => say(error.message)) }, words);
+  const name = async () => slug(`${about.name}-${(await given()).name ?? view.id}`);
+  const picture = async () => {
+    const found = (await (await given()).picture) ?? document.querySelector("#view > section");
+    return typeof found === "string" ? found : pictured(found);
+  };
+  return h("div", { class: "give", role: "group", "aria-label": "Take with you" },
+    one("PNG", "The picture, as PNG", async () => {
+      hand(await painted(await picture()), `${await name()}.png`);
+      say("Saved as PNG.");
+    }),
+    one("SVG", "The picture, as SVG", async () => {
+      hand(new Blob([await picture()], { type: "image/svg+xml" }), `${await name()}.svg`);
+      say("Saved as SVG.");
+    }),
+    one("CSV", "The numbers, in full", async () => {
+      const found = await given();
+      const text = found.csv ? found.csv() : csv((await found.rows) ?? none());
+      hand(new Blob([text], { type: "text/csv" }), `${await name()}.csv`);
+      say("Saved as CSV.");
+    }),
+    one("Copy as Python", "The call that gives these numbers", async () => {
+      const lines = await (await given()).python;
+      await copy(lines ? `${about.given}\n${lines}\n` : about.python);
+      say("Copied as Python.");
+    }),
+  );
+}
+
+let registered = null;
+
+/** The same from a view that hands them over while it draws, as {name, canvas(), svg(), csv()}; gives no element. */
+export function exporting({ name, canvas, svg, csv: lines }) {
+  registered = () => ({ name, picture: svg ? svg() : canvas(), csv: lines });
+  return null;
+}
+
+/** What was handed over since this was last asked. */
+export function handedOver() {
+  const found = registered;
+  registered = null;
+  return found;
+}
+
+/** Rows of cells as CSV. */
+export function csv(rows) {
+  return rows.map((row) => `${row.map(field).join(",")}\r\n`).join("");
+}
+
+/** A field of CSV. */
+export function field(text) {
+  return /[",\n\r]/.test(String(text)) ? `"${String(text).replaceAll('"', '""')}"` : String(text);
+}
+
+/** Text inside SVG. */
+export function escaped(text) {
+  return String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+}
+
+/** Copy text; where the browser forbids it, show it to be copied by hand. */
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = h("textarea", { readonly: true, rows: 12, cols: 60, "aria-label": "Python" }, text);
+    const box = h("dialog", { "aria-label": "Python" }, area, h("form", { method: "dialog" }, h("button", {}, "Close")));
+    document.body.append(box);
+    box.addEventListener("close", () => box.remove());
+    box.showModal();
+    area.select();
+  }
+}
+
+async function painted(svg) {
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
+  await image.decode();
+  const canvas = h("canvas", { width: image.naturalWidth * SHARP, height: image.naturalHeight * SHARP });
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((done) => canvas.toBlob(done));
 }
 
 function hand(blob, name) {
@@ -19,12 +104,10 @@ function hand(blob, name) {
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
-/** Text inside SVG. */
-export function escaped(text) {
-  return String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+function none() {
+  throw new Error("This view has no table of numbers.");
 }
 
-/** A field of CSV. */
-export function field(text) {
-  return /[",\n\r]/.test(String(text)) ? `"${String(text).replaceAll('"', '""')}"` : String(text);
+function slug(text) {
+  return text.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
 }

@@ -2,6 +2,7 @@
 
 import { ask, live } from "./ask.js";
 import { fill, h } from "./dom.js";
+import { handedOver, taking } from "./exports.js";
 import { help, listenToKeys } from "./keys.js";
 import { call, listen, set, state } from "./state.js";
 import { code } from "./views/code.js";
@@ -50,25 +51,10 @@ function go(event, view) {
 function tools(about) {
   const theme = h("button", { type: "button", onclick: turnTheme, "aria-label": "Light or dark" }, "◐");
   const keys = h("button", { type: "button", onclick: help, "aria-label": "Keys" }, "?");
-  const python = h("button", { type: "button", onclick: () => copy(about.python) }, "Copy as Python");
   const back = ["edits", "mask", "scale", "softcap"].some((name) => name in call())
     ? h("button", { type: "button", onclick: () => set({ edits: null, mask: null, scale: null, softcap: null }) }, "Undo edits")
     : null;
-  fill(document.getElementById("tools"), ...[back, python, theme, keys].filter(Boolean));
-}
-
-async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    say("Copied.");
-  } catch {
-    const area = h("textarea", { readonly: true, rows: 12, cols: 60, "aria-label": "Python" }, text);
-    const box = h("dialog", { "aria-label": "Python" }, area, h("form", { method: "dialog" }, h("button", {}, "Close")));
-    document.body.append(box);
-    box.showModal();
-    area.select();
-    box.addEventListener("close", () => box.remove());
-  }
+  fill(document.getElementById("tools"), ...[back, theme, keys].filter(Boolean));
 }
 
 function turnTheme() {
@@ -111,8 +97,11 @@ async function refresh(anew = false) {
     document.title = `${view.title} · ${about.name} · clearhead`;
     document.getElementById("formula").textContent = about.formula;
     tools(about);
-    body = h("section", {}, h("h1", {}, view.title), h("p", { class: "lede" }, view.lede));
+    const bar = h("div", { class: "bar" });
+    body = h("section", {}, h("div", { class: "heading" }, h("h1", {}, view.title), bar), h("p", { class: "lede" }, view.lede));
     made = (await view.show(body, { about, ask: (path, params) => ask(path, { ...call(), ...params }), set, say, live, state })) ?? {};
+    const older = handedOver();
+    fill(bar, taking(view, made.exports ?? older ?? (() => ({})), about, say));
   } catch (error) {
     body = h("section", {}, h("h1", {}, view.title), failed(error));
   }
