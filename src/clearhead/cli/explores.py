@@ -35,6 +35,14 @@ def explore(
     ] = None,
     port: Annotated[int, typer.Option(help="The port; the next free one where it is taken.", min=0, max=65535)] = 8707,
     host: Annotated[str, typer.Option(help="The address to serve at; this machine's own.")] = "127.0.0.1",
+    run_code: Annotated[
+        bool | None,
+        typer.Option(
+            "--run-code/--no-run-code",
+            help="Let the page check functions that are pasted there. Unless said, its own switch decides, on this "
+            "machine alone.",
+        ),
+    ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
     r"""Explore a call in the browser: hover, edit, walk, compare. Every number is the library's own.
@@ -71,11 +79,13 @@ def explore(
         typer.echo(f"{save} holds the whole page; open it in a browser.")
         return
     try:
-        server = Server(subject, host, port)
+        server = Server(subject, host, port, run_code=run_code)
     except OSError as reason:
         raise ArgumentError("--host", f"is {host!r}, where nothing can be served: {reason.strerror}") from None
     if host not in ("127.0.0.1", "::1", "localhost"):
         typer.echo(f"Warning: whoever can reach {host} and has this address can see the page.", err=True)
+        if run_code:
+            typer.echo("Warning: and can run code on this machine, since --run-code was given.", err=True)
     typer.echo(f"{server.url}  (Ctrl-C ends it)")
     if not no_browser:
         webbrowser.open(server.url)

@@ -7,7 +7,7 @@ one way (`spelled`), so that the page finds in a file what it would have asked f
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -16,6 +16,7 @@ import numpy as np
 
 from clearhead.core.errors import ArgumentError
 from clearhead.explain.tracing import jsonable
+from clearhead.explorer.given import given_scene
 from clearhead.explorer.scene import Scene
 
 LONGEST = 64_000  # characters of an address: a few thousand edited cells
@@ -67,6 +68,13 @@ class Routes:
 
 
 route = Routes()
+KEPT: list[Callable[[Subject], Iterable[str]]] = []
+
+
+def keep(addresses: Callable[[Subject], Iterable[str]]) -> Callable[[Subject], Iterable[str]]:
+    """A view's own addresses that a saved file holds, beside those of every call."""
+    KEPT.append(addresses)
+    return addresses
 
 
 def answer(subject: Subject, address: str) -> Answer:
@@ -80,9 +88,11 @@ def answer(subject: Subject, address: str) -> Answer:
     one = route.known[parts.path]
     if one.of is not None and not isinstance(subject, one.of):
         raise ArgumentError("address", f"{parts.path} is asked of a model, and this is one call")
-    found = one.answers(subject if one.of is not None else subject.scene(params), params)
+    example = given_scene(params["given"]) if params.get("given") else None
+    of = subject if one.of is not None else example or subject.scene(params)
+    found = one.answers(of, params)
     if parts.path == "/about":
-        found |= subject.facts(params)
+        found |= {} if example else subject.facts(params)
     if isinstance(found, np.ndarray):
         return Answer(packed(found), "array")
     return Answer(json.dumps(jsonable(found), ensure_ascii=False, separators=(",", ":")).encode(), "json")

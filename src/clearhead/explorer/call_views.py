@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -12,6 +13,8 @@ from clearhead.calls import observe
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Grid
 from clearhead.core.mask import Where
+from clearhead.explain.row import Row
+from clearhead.explain.walk import Operation
 from clearhead.explorer.answers import Params, route, whole
 from clearhead.explorer.scene import Scene
 
@@ -20,6 +23,7 @@ MATRICES = ("dots", "scaled", "scores", "weights")
 SHOWN = 2048  # numbers of q, k or v that can be changed one by one
 MOST_WALKED = 20_000  # operations of a walk, of all queries
 MOST_CELLS = 2048 * 2048  # of a matrix that is shown whole
+WORDS = 12  # of a step's sentence
 
 
 @route("/about")
@@ -132,11 +136,58 @@ def walked(scene: Scene, params: Params) -> Any:
         raise ArgumentError(
             "walk", f"would have some {a_query * scene.queries:,} steps, expected at most {MOST_WALKED:,}"
         )
-    return [
-        {"query": i, "kind": one.kind, "sentence": one.sentence, "value": one.value}
-        for i in range(scene.queries)
-        for one in scene.trace(i, head).walk()
-    ]
+    told = []
+    for i in range(scene.queries):
+        steps = scene.trace(i, head)
+        for one, (phase, key, feature) in zip(steps.walk(), places(steps.row), strict=True):
+            said = {
+                "query": i,
+                "phase": phase,
+                "kind": one.kind,
+                "sentence": brief(one, key, scene),
+                "value": one.value,
+            }
+            more = {
+                "key": key,
+                "feature": feature,
+                "detail": one.sentence if said["sentence"] != one.sentence else None,
+            }
+            told.append(said | {name: value for name, value in more.items() if value is not None})
+    return told
+
+
+def places(row: Row) -> Iterator[tuple[str, int | None, int | None]]:
+    """For each operation of a row's walk, in its order: the phase it belongs to, its key, its feature."""
+    for j in range(row.keys):
+        yield from (("score", j, c) for c in range(row.features))
+        yield "scale", j, None
+        for phase, there in (("softcap", row.capped is not None), ("bias", row.bias is not None)):
+            if there:
+                yield phase, j, None
+        if not row.may(j):
+            yield "mask", j, None
+    seen = [j for j in range(row.keys) if row.may(j)]
+    if not seen and row.sink is None:
+        yield "output", None, None
+        return
+    yield "largest", None, None
+    yield from (("exponential", j, None) for j in seen)
+    if row.sink is not None:
+        yield "exponential", None, None
+    yield from (("total", j, None) for j in seen)
+    yield from (("weight", j, None) for j in seen)
+    if row.kept is not None:
+        yield from (("dropout", j, None) for j in seen)
+    yield from (("output", j, c) for c in range(row.v.shape[-1]) for j in seen)
+
+
+def brief(one: Operation, key: int | None, scene: Scene) -> str:
+    """The sentence of a step in at most a dozen words; what is left out is shown beside it."""
+    if len(one.sentence.split()) <= WORDS:
+        return one.sentence
+    if one.kind == "mask" and key is not None:
+        return f"{scene.tokens[key]}: −∞, hidden by the mask."
+    return "No key may be attended to: the output is 0." if one.kind == "nothing" else one.sentence
 
 
 def python(scene: Scene) -> str:
@@ -153,7 +204,8 @@ def given(scene: Scene) -> str:
             lines.append(f"{name} = ...  # {array.shape}, as it was given")
         else:
             alone = all(len(getattr(scene, other)) == 1 for other in "qkv")
-            lines.append(f"{name} = np.array({(array[0] if alone else array).tolist()})".replace("nan", "np.nan"))
+            numbers = re.sub(r"nan|inf", r"np.\g<0>", str((array[0] if alone else array).tolist()))
+            lines.append(f"{name} = np.array({numbers})")
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,18 @@ from clearhead.core.mask import Mask
 from clearhead.core.masks import causal
 from clearhead.core.positions import alibi, relative_bias, rotary, sinusoidal
 from clearhead.core.spelling import read_mask
-from clearhead.explorer.answers import Params, route, whole
+from clearhead.explorer.answers import Params, Subject, keep, route, spelled, whole
 from clearhead.explorer.scene import Scene
 
 MOST = 512  # positions of a picture
-POSITIONS = ("alibi", "relative bias", "rotary", "sinusoidal")
+MOST_TOLD = 400  # pairs that a saved file can tell of
+SPELLED = {
+    "alibi": "ch.attention(q, k, v, bias=ch.alibi(8))  # eight heads",
+    "relative bias": "ch.attention(q, k, v, bias=ch.relative_bias(table))  # table (32, heads), learnt",
+    "rotary": "turn = ch.rotary()\nch.attention(turn(q), turn(k), v)",
+    "sinusoidal": "embeddings + ch.sinusoidal({n}, 32)",
+}
+POSITIONS = tuple(SPELLED)
 
 
 @route("/mask")
@@ -43,7 +51,8 @@ def why(scene: Scene, params: Params) -> Any:
     read = expression(scene, params)
     query, key = whole(params, "query", queries), whole(params, "key", keys)
     grid = Grid((), 1, queries, keys)
-    return {"allowed": read.allows(query, key, grid, (0,)), "reason": read.reason(query, key, grid, (0,))}
+    words = read.explain(query, key, queries=queries, keys=keys)
+    return {"allowed": read.allows(query, key, grid, (0,)), "words": words}
 
 
 @route("/position")
@@ -68,7 +77,15 @@ def position(scene: Scene, params: Params) -> Any:
         turned = np.asarray(rotary(layout="interleaved")(ones))[0]
         numbers = turned @ turned.T / 16
         words = "the product of two equal vectors, turned by their positions: it depends on the distance alone"
-    return {"numbers": np.asarray(numbers, np.float64), "words": words}
+    return {"numbers": np.asarray(numbers, np.float64), "words": words, "python": SPELLED[kind].format(n=count)}
+
+
+@keep
+def kept(subject: Subject) -> Iterator[str]:
+    """What a saved file holds of it: why each pair of a small call is seen, or is not."""
+    scene = subject.scene({})
+    if scene.queries * scene.keys <= MOST_TOLD:
+        yield from (spelled("/why", query=i, key=j) for i in range(scene.queries) for j in range(scene.keys))
 
 
 def expression(scene: Scene, params: Params) -> Mask:

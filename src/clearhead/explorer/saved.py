@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 
 from clearhead.core.errors import ArgumentError, KernelRefused
-from clearhead.explorer.answers import Subject, answer, spelled
+from clearhead.explorer.answers import KEPT, Subject, answer, spelled
 from clearhead.explorer.call_views import MATRICES, SHADES
 from clearhead.explorer.mask_view import POSITIONS
 from clearhead.explorer.scaling_view import SIGMAS, STOPS
@@ -76,7 +76,8 @@ def asked_for(subject: Subject) -> Iterable[str]:
         for which in ("mean", "rollout"):
             yield spelled("/words", which=which)
             yield spelled("/words", which=which, merged=1)
-    yield "/compare"
+    for more in KEPT:
+        yield from more(subject)
     yield "/mask"
     yield spelled("/matrix", mask="none", what="weights")
     yield from (spelled("/position", count=24, kind=kind) for kind in POSITIONS)

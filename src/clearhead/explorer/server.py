@@ -24,6 +24,8 @@ POLICY = "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; bas
 PORTS = 20  # that are tried after the one asked for
 SECONDS = 30  # that a connection may keep silent
 AT_ONCE = 8  # answers that are computed side by side; others wait
+LARGEST = 1_000_000  # bytes that a request may bring
+HERE = ("127.0.0.1", "::1", "localhost")
 
 
 class Server(ThreadingHTTPServer):
@@ -31,8 +33,14 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, subject: Subject, host: str = "127.0.0.1", port: int = 8707) -> None:
+    def __init__(
+        self, subject: Subject, host: str = "127.0.0.1", port: int = 8707, *, run_code: bool | None = None
+    ) -> None:
         self.subject = subject
+        # the page's own switch is believed on this machine alone; elsewhere it is for who starts the server to say
+        self.may_run = host in HERE if run_code is None else run_code
+        self.runs = bool(run_code)
+        self.checking = threading.Lock()
         self.token = secrets.token_urlsafe(16)
         self.files: Mapping[str, bytes] = web_files()
         self.turns = threading.Semaphore(AT_ONCE)
@@ -44,7 +52,7 @@ class Server(ThreadingHTTPServer):
                     raise
                 continue
             break
-        names = {host, "localhost"} if host in ("127.0.0.1", "::1") else {host, "127.0.0.1", "localhost"}
+        names = {host, "localhost"} if host in HERE else {host, "127.0.0.1", "localhost"}
         self.hosts = {f"{name}:{self.server_port}" for name in names}
 
     @property
@@ -87,6 +95,49 @@ class Handler(BaseHTTPRequestHandler):
             self.send(rest[1:], self.server.files[rest[1:]])
         else:
             self.refuse(404, "There is no such page.")
+
+    def do_POST(self) -> None:
+        """The switch that lets the page run code, and a function to be checked. Asked by the page alone."""
+        length = self.headers.get("Content-Length", "")
+        if not self.trusted():
+            return
+        rest = self.path.removeprefix(f"/{self.server.token}")
+        if self.headers.get("Origin") is None or self.headers.get("Content-Type") != "application/json":
+            self.refuse(403, "Pages from elsewhere are not answered.")
+        elif not length.isdigit() or int(length) > LARGEST:
+            self.refuse(413, f"This is too long: expected at most {LARGEST:,} bytes.")
+        elif rest not in ("/switch", "/check"):
+            self.refuse(404, "There is no such page.")
+        else:
+            try:
+                given = json.loads(self.rfile.read(int(length)))
+                found, status = (self.switch if rest == "/switch" else self.check)(given), 200
+            except ArgumentError as refused:
+                found, status = {"error": str(refused)}, 422
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                found, status = {"error": "This is no request of the page."}, 422
+            self.reply(status, json.dumps(found, ensure_ascii=False).encode(), "application/json")
+
+    def switch(self, given: dict[str, Any]) -> dict[str, bool]:
+        """Turn running code on or off, or only say how it stands; on only where that is allowed."""
+        if given.get("on") is True and not self.server.may_run:
+            raise ArgumentError("switch", "may not be turned on from here: start it with clearhead explore --run-code")
+        if given.get("on") is not None:
+            self.server.runs = given["on"] is True
+        return {"on": self.server.runs, "may": self.server.may_run}
+
+    def check(self, given: dict[str, Any]) -> dict[str, Any]:
+        """What `check` says of a function that was pasted; one at a time."""
+        if not self.server.runs:
+            raise ArgumentError("function", "is not run: the switch that lets this page run code is off")
+        if not self.server.checking.acquire(blocking=False):
+            raise ArgumentError("function", "waits: another one is being checked")
+        try:
+            from clearhead.explorer.pasted import examined  # the doctor is imported by who asks for it
+
+            return examined(str(given["source"]), str(given.get("name") or ""))
+        finally:
+            self.server.checking.release()
 
     def trusted(self) -> bool:
         """True for a request of the page itself, which knows the token and comes from where it is served."""

@@ -4,6 +4,7 @@ const held = document.getElementById("answers");
 const answers = held ? JSON.parse(held.textContent) : null;
 const kept = new Map();
 const MOST_KEPT = 400;
+const LONGEST = 60_000; // characters of an address, a little below what the server takes
 
 /** True where whatever is asked can be computed. */
 export const live = answers === null;
@@ -34,12 +35,25 @@ export function ask(path, params = {}) {
   return kept.get(address);
 }
 
+/** Hand something to the server, which answers or says why not. */
+export async function post(path, body) {
+  if (!live) throw new NeedsLive("This needs the live page: clearhead explore.");
+  const reply = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }).catch(() => null);
+  return replied(reply, await reply?.json().catch(() => ({})));
+}
+
 async function fetched(address) {
+  if (address.length > LONGEST) throw new Error(`This is too long: ${address.length.toLocaleString("en")} characters, expected at most ${LONGEST.toLocaleString("en")}.`);
   const reply = await fetch(`data${address}`).catch(() => null);
-  if (reply === null) throw new Error("The server has gone: start clearhead explore again.");
-  if (!reply.ok) throw new Error((await reply.json().catch(() => ({}))).error ?? `The server said ${reply.status}.`);
+  if (!reply?.ok) return replied(reply, await reply?.json().catch(() => ({})));
   if (reply.headers.get("Content-Type").startsWith("application/json")) return reply.json();
   return unpacked(await reply.arrayBuffer());
+}
+
+function replied(reply, body) {
+  if (reply === null) throw new Error("The server has gone: start clearhead explore again.");
+  if (!reply.ok) throw new Error(body.error ?? `The server said ${reply.status}.`);
+  return body;
 }
 
 async function embedded(address) {

@@ -7,7 +7,10 @@ const EVERYWHERE = [
   ["← ↑ → ↓", "move"],
   ["Enter", "pin what is pointed at"],
   ["Esc", "let go"],
+  ["/", "find a token"],
+  ["[ ]", "the layer before, the next"],
   [", .", "the head before, the next"],
+  ["t", "a tour of a minute"],
   ["?", "these keys"],
 ];
 
@@ -16,7 +19,9 @@ let own = [];
 /** Show the keys. */
 export function help() {
   if (document.querySelector("dialog[open]")) return;
-  const list = [...EVERYWHERE, ...own].flatMap(([key, words]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, words)]);
+  const said = new Set();
+  const list = [...own, ...EVERYWHERE].filter(([key]) => !said.has(key) && said.add(key))
+    .flatMap(([key, words]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, words)]);
   const box = h(
     "dialog",
     { "aria-label": "Keys" },
@@ -29,16 +34,17 @@ export function help() {
   box.showModal();
 }
 
-export function listenToKeys({ views, go, current }) {
+export function listenToKeys({ views, go, current, everywhere }) {
   addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const typing = event.target.closest?.("input, textarea, select, dialog");
-    if (typing) return;
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    // who types, chooses or is asked something means what is focused; a button takes its own Enter and space
+    if (event.target.closest?.("input, textarea, select, dialog, .tour")) return;
+    if (event.target.closest?.("button, a, summary") && ["Enter", " "].includes(event.key)) return;
     const number = event.key === "0" ? 10 : Number(event.key);
     if (event.key === "?") help();
     else if (number >= 1 && number <= views().length) go(views()[number - 1].id);
     else {
-      const act = current()?.keys?.[event.key];
+      const act = current()?.keys?.[event.key] ?? everywhere(event.key);
       if (!act) return;
       act(event);
     }

@@ -3,13 +3,17 @@
 import { escaped } from "./exports.js";
 
 const ROUND = (x) => Math.round(x * 100) / 100;
-const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "stroke-linecap", "opacity", "font-family", "font-size", "font-weight", "text-anchor", "dominant-baseline"];
+const MARGIN = 24; // pixels around what is taken along
+// what a style sheet gives to a drawing, and what a drawing has without one
+const PAINT = { fill: "rgb(0, 0, 0)", "fill-opacity": "1", stroke: "none", "stroke-width": "1px", "stroke-dasharray": "none", opacity: "1" };
+const LETTERS = ["font-family", "font-size", "font-weight", "text-anchor"];
 const LEFT_OUT = ".give, .passing, dialog, select, input[type=range], input[type=file], script, style";
 
 /** What is seen of an element, and nothing of what only serves to change it. */
 export function pictured(element) {
-  const area = element.getBoundingClientRect();
-  const [width, height] = [Math.ceil(area.width), Math.ceil(Math.max(area.height, element.scrollHeight))];
+  const seen = element.getBoundingClientRect();
+  const area = { left: seen.left - MARGIN, top: seen.top - MARGIN };
+  const [width, height] = [Math.ceil(seen.width) + 2 * MARGIN, Math.ceil(Math.max(seen.height, element.scrollHeight)) + 2 * MARGIN];
   const ground = getComputedStyle(document.documentElement).getPropertyValue(element instanceof HTMLCanvasElement ? "--card" : "--ground").trim();
   const parts = [];
   drawn(element, area, parts);
@@ -32,7 +36,10 @@ function drawn(element, area, parts) {
   const style = getComputedStyle(element);
   boxed(style, x, y, box, parts);
   const typed = element instanceof HTMLInputElement || element instanceof HTMLTextAreaElement;
-  if (typed) words(element.value, { left: x + 6, top: y, height: box.height }, style, parts);
+  if (typed && element.type !== "checkbox") {
+    const right = style.textAlign === "right" || style.textAlign === "end";
+    words(element.value, { left: right ? x + box.width - 7 : x + 8, top: y, height: Math.min(box.height, 36), anchor: right ? "end" : "start" }, style, parts);
+  }
   for (const child of element.childNodes) {
     if (child.nodeType === Node.TEXT_NODE) lines(child, area, style, parts);
     else if (child.nodeType === Node.ELEMENT_NODE && !typed) drawn(child, area, parts);
@@ -72,11 +79,11 @@ function lines(node, area, style, parts) {
   end();
 }
 
-function words(text, { left, top, height }, style, parts) {
+function words(text, { left, top, height, anchor = "start" }, style, parts) {
   if (!text.trim()) return;
   const family = escaped(style.fontFamily.replaceAll('"', "'"));
   const size = Number.parseFloat(style.fontSize);
-  parts.push(`<text x="${left}" y="${ROUND(top + height / 2 + size * 0.35)}" font-family="${family}" font-size="${size}" font-weight="${style.fontWeight}" fill="${style.color}" xml:space="preserve">${escaped(text.trimEnd())}</text>`);
+  parts.push(`<text x="${left}" y="${ROUND(top + height / 2 + size * 0.35)}" font-family="${family}" font-size="${size}" font-weight="${style.fontWeight}" text-anchor="${anchor}" fill="${style.color}" xml:space="preserve">${escaped(text.trimEnd())}</text>`);
 }
 
 /** An SVG of the page, with the style that its sheet gives it written into it. */
@@ -85,7 +92,12 @@ function inlined(element, x, y, box) {
   const [from, to] = [[element, ...element.querySelectorAll("*")], [copy, ...copy.querySelectorAll("*")]];
   from.forEach((one, i) => {
     const style = getComputedStyle(one);
-    for (const name of KEPT) to[i].setAttribute(name, style.getPropertyValue(name));
+    for (const [name, usual] of Object.entries(PAINT)) {
+      const value = style.getPropertyValue(name);
+      if (value === usual) to[i].removeAttribute(name);
+      else to[i].setAttribute(name, value);
+    }
+    if (one.tagName === "text") for (const name of LETTERS) to[i].setAttribute(name, style.getPropertyValue(name));
     for (const name of ["class", "style", "tabindex", "role", "aria-label"]) to[i].removeAttribute(name);
   });
   for (const [name, value] of Object.entries({ x, y, width: ROUND(box.width), height: ROUND(box.height) })) copy.setAttribute(name, value);

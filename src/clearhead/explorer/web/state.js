@@ -1,7 +1,7 @@
 // What is looked at, kept in the address after #: a link reproduces what is seen.
 
 const listeners = new Set();
-const CALL = ["edits", "mask", "scale", "softcap", "layer", "text"];
+const CALL = ["edits", "mask", "scale", "softcap", "layer", "text", "given"];
 
 /** {view, …parameters}, all text. */
 export function state() {

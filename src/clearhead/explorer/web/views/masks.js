@@ -1,77 +1,142 @@
-// Masks put together by clicking, as the expression that Python takes; and positions as pictures.
+// Masks put together by clicking, as the expression that Python takes; before and after; positions as pictures.
 
-import { choice, fill, h } from "../dom.js";
-import { picture, under } from "../draw.js";
-import { two } from "../format.js";
+import { fill, h, segment } from "../dom.js";
+import { full, two } from "../format.js";
+import { grid, rowsOf } from "../grid.js";
 import { describe } from "../keys.js";
+import { place } from "../state.js";
 
-const LEAVES = ["causal()", "window(1, 1)", "global_tokens([0])", "prefix(2)", "lengths(3)", "documents([0, 0, 1, 1, 1])", "random_blocks(1, count=1, seed=0)"];
-const POSITIONS = [["alibi", "ALiBi"], ["relative bias", "T5's relative bias"], ["rotary", "rotary"], ["sinusoidal", "sinusoidal"]];
+const POSITIONS = [["alibi", "ALiBi"], ["relative bias", "T5's relative bias"], ["rotary", "Rotary"], ["sinusoidal", "Sinusoidal"]];
+
+/** The masks that a click adds, in sizes that show something for so many keys. */
+function leaves(keys) {
+  const half = Math.ceil(keys / 2);
+  const ids = Array.from({ length: Math.min(keys, 64) }, (_, j) => (j < half ? 0 : 1));
+  const block = Math.max(1, Math.floor(keys / 4));
+  return [
+    ["causal", "causal()", "no key after the query"],
+    ["window", `window(${Math.max(1, Math.floor(keys / 5))})`, "only the last few keys"],
+    ["global", "global_tokens([0])", "the first token sees and is seen by all"],
+    keys <= 64 ? ["documents", `documents([${ids.join(", ")}])`, "no token sees into another document"] : null,
+    ["padding", `lengths(${Math.max(1, keys - 1)})`, "the last key is padding"],
+    ["random blocks", `random_blocks(${block}, count=1)`, "each block of queries sees one block of keys"],
+    ["prefix", `prefix(${Math.min(2, keys)})`, "every query sees the first keys"],
+  ].filter(Boolean);
+}
 
 export const masks = {
   id: "masks",
   title: "Masks and positions",
-  lede: "Who may attend to whom. Add masks with a click, or type what you would write in Python.",
+  short: "Masks",
+  lede: "Who may attend to whom. Add masks with a click, or type what you would write in Python; then click a pair and ask why.",
   async show(root, { about, ask, set, say, state, live }) {
-    describe([]);
-    const input = h("input", { type: "text", size: 44, "aria-label": "Mask, as in Python", onchange: (event) => set({ expression: event.target.value }) });
-    const add = h("div", { class: "tokens" });
-    const view = h("div", { class: "matrices" });
-    const positions = h("div", { class: "card" });
-    root.append(h("div", { class: "card" }, h("div", { class: "controls" }, h("label", {}, "mask =", input)), add), view, positions);
+    describe([["← ↑ → ↓", "another pair; the mask says why"]]);
+    const rows = about.query_tokens.length;
+    const columns = about.tokens.length;
+    const names = { rows: about.query_tokens, columns: about.tokens };
+    const input = h("input", { type: "text", "aria-label": "Mask, as in Python", disabled: !live, spellcheck: "false", onchange: (event) => set({ expression: event.target.value }) });
+    const add = h("div", { class: "tokens", role: "group", "aria-label": "Add a mask" });
+    const view = h("div", { class: "thirds" });
+    const why = h("p", { class: "why", role: "status" });
+    const positions = h("div", { class: "quarters" });
+    root.append(
+      h("div", { class: "card" }, h("label", { class: "expression" }, h("code", {}, "mask ="), input), add, live ? null : h("p", { class: "muted" }, "Other masks need the live page: clearhead explore.")),
+      view, h("div", { class: "card" }, why),
+      h("h2", { class: "part" }, "Positions"), h("p", { class: "lede" }, "Four ways in which a model knows where a token stands; 24 positions each, lighter is more."), positions);
     let asked = 0;
+    let drawn = null;
+    let sign = "&";
 
     const expression = () => state().expression || about.mask || "causal()";
+    const own = () => !live || (!state().expression && about.mask);
 
-    function joined(leaf, sign) {
-      const now = expression();
-      set({ expression: now.includes(" | ") && sign === "&" ? `(${now}) & ${leaf}` : `${now} ${sign} ${leaf}` });
+    function joined(leaf) {
+      const now = input.value.trim();
+      if (!now || sign === "=") return set({ expression: leaf });
+      const left = sign === "&" && now.includes("|") ? `(${now})` : now;
+      set({ expression: `${left} ${sign} ${leaf}` });
+    }
+
+    function clicks() {
+      fill(add,
+        segment("How the next one joins", [["&", "& and"], ["|", "| or"], ["=", "= instead"]], sign, (one) => { sign = one; clicks(); }),
+        leaves(columns).map(([name, leaf, words]) => h("button", { type: "button", disabled: !live, title: `${leaf}: ${words}`, onclick: () => joined(leaf) }, name)),
+        h("button", { type: "button", disabled: !live, title: "what is hidden is seen, and the other way round", onclick: () => set({ expression: `~(${expression()})` }) }, "~ not"),
+        h("button", { type: "button", disabled: !live || !state().expression, onclick: () => set({ expression: null }) }, "Start over"),
+        h("button", { type: "button", class: "strong", disabled: !live, onclick: () => set({ mask: expression(), expression: null }) }, "Use in every view"));
     }
 
     async function update(now) {
       const mine = ++asked;
       input.value = expression();
-      input.disabled = !live;
-      fill(add, LEAVES.flatMap((leaf) => [
-        h("button", { type: "button", disabled: !live, onclick: () => joined(leaf, "&"), title: "and" }, `& ${leaf}`),
-        h("button", { type: "button", disabled: !live, onclick: () => joined(leaf, "|"), title: "or" }, `| ${leaf}`),
-      ]), h("button", { type: "button", disabled: !live, onclick: () => set({ expression: `~(${expression()})` }) }, "~ not"), live ? null : h("p", { class: "muted" }, "Other masks need the live page."));
-      try {
-        const [found, before] = await Promise.all([ask("/mask", { expression: expression() === about.mask || !live ? null : expression() }), ask("/matrix", { what: "weights", mask: "none" }).catch(() => null)]);
-        if (mine !== asked) return;
-        await drawn(now, found, before, mine);
-      } catch (error) {
-        fill(view, h("div", { class: "card error", role: "alert" }, error.message));
+      clicks();
+      const said = own() ? null : expression();
+      const [found, before, after] = await Promise.all([
+        ask("/mask", { expression: said }),
+        ask("/matrix", { what: "weights", mask: "none" }).catch(() => null),
+        ask("/matrix", { what: "weights", mask: said ?? call().mask }).catch(() => null),
+      ]);
+      if (mine !== asked) return;
+      drawn = { found, before, after };
+      const at = [place(now, "query", rows, -1), place(now, "key", columns, -1)];
+      const { allowed } = found;
+      const hidden = (i, j) => !allowed[i][j];
+      const point = (i, j, clicked) => clicked && set({ query: i, key: j }, { quiet: true });
+      const words = `${found.count} of ${allowed.length * allowed[0].length} pairs are let through, ${two(100 * found.share)} %`;
+      const empty = found.empty.length ? `; ${found.empty.length} ${found.empty.length > 1 ? "queries see" : "query sees"} nothing` : "";
+      fill(view,
+        h("section", { class: "card" }, h("h2", {}, "The mask"), grid(allowed, { label: `Mask: ${words}`, names, low: 0, high: 1, hidden, point, at, numbers: false }), h("p", { class: "muted" }, `${words}${empty}.`)),
+        before && h("section", { class: "card" }, h("h2", {}, "Weights before"), grid(rowsOf(before), { label: "Weights without a mask", names, low: 0, high: 1, point, at }), h("p", { class: "muted" }, "No key is hidden.")),
+        after && after.shape[0] === allowed.length && h("section", { class: "card" }, h("h2", {}, "and after"), grid(rowsOf(after), { label: "Weights with the mask", names, low: 0, high: 1, hidden, point, at }), h("p", { class: "muted" }, "What is left shares the whole among it.")));
+      await explained(at, said, mine);
+      await pictures(mine);
+    }
+
+    function call() {
+      return state().mask ? { mask: state().mask } : {};
+    }
+
+    async function explained(at, said, mine) {
+      if (at[0] < 0 || at[1] < 0) {
+        why.textContent = "Click a pair: the mask says why it is seen, or why not.";
+        return;
       }
-      const kind = POSITIONS.some(([one]) => one === now.kind) ? now.kind : "alibi";
-      const place = await ask("/position", { kind, count: 24 });
+      const told = await ask("/why", { expression: said, query: at[0], key: at[1] }).catch((error) => ({ words: error.message }));
       if (mine !== asked) return;
-      fill(positions, h("h2", {}, "Positions"), choice("", POSITIONS, kind, (one) => set({ kind: one })), h("p", { class: "muted" }, place.words),
-        picture(place.numbers, { side: 320, label: `${kind}, position by position` }).canvas);
+      why.textContent = `${about.query_tokens[at[0]]} → ${about.tokens[at[1]]}: ${told.words}`;
+      why.className = told.allowed ? "why good" : "why bad";
+      say(why.textContent);
     }
 
-    async function drawn(now, found, before, mine) {
-      const allowed = found.allowed;
-      const shown = picture(allowed, { side: 320, low: 0, high: 1, hidden: (i, j) => !allowed[i][j], label: `Mask: ${found.count} pairs are let through` });
-      const why = h("p", { role: "status", class: "muted" }, "Click a pair: the mask says why.");
-      shown.canvas.addEventListener("click", async (event) => {
-        const at = under(event, shown.canvas, allowed[0].length, allowed.length);
-        if (!at) return;
-        const said = await ask("/why", { expression: expression(), query: at[0], key: at[1] }).catch((error) => ({ reason: error.message }));
-        why.textContent = `${about.query_tokens[at[0]] ?? at[0]} → ${about.tokens[at[1]] ?? at[1]}: ${said.allowed ? "may attend" : "may not"}, ${said.reason}`;
-        say(why.textContent);
-      });
-      const cards = [h("section", { class: "card" }, h("h2", {}, found.spelled), shown.canvas,
-        h("p", { class: "muted" }, `${found.count} of ${allowed.length * allowed[0].length} pairs, ${two(100 * found.share)} %`), why)];
-      const after = live ? await ask("/matrix", { what: "weights", mask: expression() }).catch(() => null) : await ask("/matrix", { what: "weights" });
+    async function pictures(mine) {
+      if (positions.childElementCount) return;
+      const all = await Promise.all(POSITIONS.map(([kind]) => ask("/position", { kind, count: 24 })));
       if (mine !== asked) return;
-      const rows = (array) => Array.from({ length: array.shape[0] }, (_, i) => Array.from(array.data.subarray(i * array.shape[1], (i + 1) * array.shape[1])));
-      if (before) cards.push(h("section", { class: "card" }, h("h2", {}, "Weights before"), picture(rows(before), { side: 320, low: 0, label: "Weights without a mask" }).canvas));
-      if (after && after.shape[0] === allowed.length) cards.push(h("section", { class: "card" }, h("h2", {}, "and after"), picture(rows(after), { side: 320, low: 0, hidden: (i, j) => !allowed[i][j], label: "Weights with the mask" }).canvas));
-      cards.push(h("p", {}, h("button", { type: "button", disabled: !live, onclick: () => set({ mask: expression() }) }, "Use this mask in every view")));
-      fill(view, cards);
+      fill(positions, POSITIONS.map(([, title], i) => h("section", { class: "card" }, h("h2", {}, title), grid(all[i].numbers, { label: `${title}, position by position`, width: 240, numbers: false }), h("p", { class: "muted" }, all[i].words), h("pre", {}, all[i].python))));
     }
 
-    return { update, shown: () => update(state()) };
+    function step(dq, dk) {
+      const now = state();
+      const to = (name, count, by) => Math.min(count - 1, Math.max(0, place(now, name, count, 0) + (now[name] === undefined ? 0 : by)));
+      set({ query: to("query", rows, dq), key: to("key", columns, dk) }, { quiet: true });
+    }
+
+    return {
+      update,
+      shown: () => update(state()),
+      exports: () => ({
+        name: "mask",
+        picture: root,
+        rows: [["may attend", ...about.tokens], ...drawn.found.allowed.map((row, i) => [about.query_tokens[i], ...row]),
+          ["weight", ...about.tokens], ...(drawn.after ? rowsOf(drawn.after).map((row, i) => [about.query_tokens[i], ...row.map(full)]) : [])],
+        python: `mask = ${spelled(drawn.found.spelled)}\nprint(mask.dense(${rows}, ${columns}).astype(int))\nch.observe(q, k, v, mask=mask, weights=True)`,
+      }),
+      keys: { ArrowLeft: () => step(0, -1), ArrowRight: () => step(0, 1), ArrowUp: () => step(-1, 0), ArrowDown: () => step(1, 0), Escape: () => set({ query: null, key: null }) },
+    };
   },
 };
+
+/** The same expression with the names of masks where Python finds them. */
+function spelled(text) {
+  return text.replace(/\b([a-z]\w*)\(/g, "ch.$1(");
+}

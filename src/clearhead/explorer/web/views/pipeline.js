@@ -1,129 +1,228 @@
 // From one query to its output, stage after stage; every number of q, k and v can be changed in place.
 
-import { fill, h } from "../dom.js";
+import { fill, h, s } from "../dom.js";
 import { full, two, value } from "../format.js";
 import { describe } from "../keys.js";
 import { place } from "../state.js";
 
+const MOST_KEYS = 40; // that are shown at once, around the one pointed at
+const MOST_FEATURES = 12; // of q, k and v that are shown as numbers to change
+const PITCH = 2.75; // rem from a row to the next, as in style.css
+const THICKEST = 18; // pixels of an arrow whose weight is 1
+
 export const pipeline = {
   id: "pipeline",
   title: "Pipeline",
-  lede: "One query on its way to an output. Choose a token, point at a box, change any number below.",
+  byHead: true,
+  lede: "One query on its way to an output. Point at any box to see where it comes from; change any number of Q, K or V.",
   async show(root, { about, ask, set, say, state, live }) {
     describe([["↑ ↓", "the key before, the next"], ["← →", "the query before, the next"]]);
     const rows = about.query_tokens.length;
     const columns = about.tokens.length;
+    const head = place(state(), "head", about.heads);
     const chips = h("div", { class: "tokens", role: "group", "aria-label": "Query" });
-    const stages = h("div", { class: "stages" });
-    const panel = h("aside", { class: "card panel", "aria-label": "The pair pointed at" });
-    const head = () => place(state(), "head", about.heads);
-    root.append(chips, h("div", { class: "split" }, h("div", { class: "card" }, stages), panel), inputs());
+    const flow = h("div", { class: "flow" });
+    const panel = h("aside", { class: "card panel wide", "aria-label": "What is pointed at" });
+    const note = live ? null : h("p", { class: "muted" }, "Numbers can be changed on the live page: clearhead explore.");
+    root.append(chips, h("div", { class: "card scroll-x" }, flow), panel, note ?? "");
     let asked = 0;
+    let drawn = null; // {query, first, row}
 
     async function update(now) {
       const mine = ++asked;
       const query = place(now, "query", rows);
       const key = place(now, "key", columns, -1);
-      const row = await ask("/row", { query, head: head() || null });
+      const row = await ask("/row", { query, head: head || null });
       if (mine !== asked) return;
-      fill(chips, 
-        ...about.query_tokens.slice(0, 200).map((name, i) =>
-          h("button", { type: "button", "aria-pressed": String(i === query), onclick: () => set({ query: i }) }, name),
-        ),
-      );
-      fill(stages, ...columnsOf(row, key));
-      if (key < 0) {
-        const words = `Output of ${about.query_tokens[query]}`;
-        fill(panel, h("h2", {}, words), vector(row.output), h("p", { class: "muted" }, "Point at a box to see its arithmetic."));
-        return;
+      const first = Math.max(0, Math.min(columns - MOST_KEYS, key - MOST_KEYS / 2));
+      if (!drawn || drawn.query !== query || drawn.first !== first) {
+        drawn = { query, first, row };
+        fill(chips, about.query_tokens.slice(0, 200).map((name, i) =>
+          h("button", { type: "button", "aria-pressed": String(i === query), onclick: () => set({ query: i }) }, name)));
+        fill(flow, stages(row, query, first));
       }
-      const cell = await ask("/cell", { query, key, head: head() || null });
-      if (mine !== asked) return;
-      const pair = `${about.query_tokens[query]} → ${about.tokens[key]}`;
-      say(`${pair}: weight ${two(cell.weight)}`);
-      fill(panel, 
-        h("p", { class: "pair" }, pair),
-        h("p", { class: "big", title: full(cell.weight) }, two(cell.weight)),
-        h("p", { class: "muted" }, "of this query's attention"),
-        h("ol", { class: "work" }, cell.lines.map((line) => h("li", {}, line))),
-      );
+      light(now);
+      await tell(now, row, query, key, mine);
     }
 
-    function columnsOf(row, key) {
+    function stages(row, query, first) {
+      const shown = about.tokens.slice(first, first + MOST_KEYS);
       const allowed = (j) => !row.allowed || row.allowed[j];
-      const list = (numbers, { masked = false, bars = false } = {}) =>
-        h("ol", {}, about.tokens.slice(0, 64).map((name, j) => {
-          const gone = masked && !allowed(j);
-          const width = bars && !gone ? `${100 * Math.max(0, value(numbers[j]))}%` : null;
-          const fill = width && h("span", { class: "fill" });
-          if (fill) fill.style.width = width;
-          return h("li", {}, h("button", {
-            type: "button", class: gone ? "box hidden" : "box", "aria-current": String(j === key), title: full(numbers[j]),
-            onpointerenter: () => set({ key: j }, { quiet: true }), onfocus: () => set({ key: j }, { quiet: true }),
-          }, h("span", { class: "name" }, name), h("span", {}, gone ? "hidden" : two(numbers[j])), fill));
-        }));
-      const stage = (title, formula, body) => h("section", { class: "stage" }, h("h2", {}, title), h("p", {}, formula), body);
+      const stage = (title, under, body, more = "") => h("section", { class: `stage ${more}` }, h("h2", {}, title), h("p", {}, under), body);
+      const list = (id, title, under, numbers, { masked = false, bars = false } = {}) =>
+        stage(title, under, h("ol", {}, shown.map((name, at) => box(id, title, name, first + at, numbers[first + at], masked && !allowed(first + at), bars))));
       const found = [
-        stage("Raw scores", "q · k", list(row.dots)),
-        stage("Scaled", `× ${two(row.scale)}`, list(row.scaled)),
+        h("section", { class: "stage names" }, h("h2", {}, "\u00a0"), h("p", {}, about.query_tokens[query]), h("ol", {}, shown.map((name, at) => h("li", { class: "row-name", "data-stage": "name", "data-key": first + at }, name)))),
+        h("section", { class: "stage vectors" }, h("h2", {}, "q over keys K"), vector("q", query, "Query"), h("ol", {}, shown.map((name, at) => h("li", {}, vector("k", first + at, name))))),
+        list("dots", "Raw scores", "q · k", row.dots),
+        list("scaled", "Scaled", `× ${two(row.scale)}`, row.scaled),
       ];
-      if (row.allowed) found.push(stage("Masked", about.mask ?? "mask", list(row.scores, { masked: true })));
+      if (row.capped) found.push(list("capped", "Softcap", `± ${two(row.softcap)}`, row.capped));
+      if (row.bias) found.push(list("bias", "Bias", "+ by position", row.bias));
+      if (row.allowed || row.bias) found.push(list("scores", row.allowed ? "Masked" : "Scores", about.mask ?? "sum", row.scores, { masked: true }));
       found.push(
-        stage("Exponentials", `e^(s − ${two(row.shift)})`, list(row.exponentials, { masked: true })),
-        stage("Weights", `/ ${two(row.total)}`, list(row.weights, { masked: true, bars: true })),
-        stage("Output", "Σ weight · v", vector(row.output)),
+        list("exponentials", "Exponentials", `e^(s − ${two(row.shift)})`, row.exponentials, { masked: true }),
+        list("weights", "Weights", `÷ ${two(row.total)}`, row.weights, { masked: true, bars: true }),
+        h("section", { class: "stage vectors" }, h("h2", {}, "Values V"), h("p", {}, "weight · v"), h("ol", {}, shown.map((name, at) => h("li", {}, vector("v", first + at, name))))),
+        h("section", { class: "stage arrows", "aria-hidden": "true" }, h("h2", {}, "\u00a0"), h("p", {}, "\u00a0"), arrows(row, first, shown.length)),
+        stage("Output", `of ${about.query_tokens[query]}`, h("ol", {}, row.output.slice(0, MOST_KEYS).map((one, c) =>
+          h("li", {}, h("button", {
+            type: "button", class: "box", "data-stage": "output", "data-feature": c, title: full(one), "aria-label": `Output, feature ${c + 1}: ${two(one)}`,
+            onpointerenter: () => point({ at: "output", feature: c }), onfocus: () => point({ at: "output", feature: c }),
+          }, h("span", {}, two(one))))))),
       );
       return found;
     }
 
-    function vector(numbers) {
-      return h("ol", { class: "work" }, numbers.slice(0, 64).map((one, c) => h("li", { title: full(one) }, `${c + 1}: ${two(one)}`)));
+    function box(id, title, name, j, number, gone, bars) {
+      const bar = bars && !gone ? h("span", { class: "fill" }) : null;
+      if (bar) bar.style.width = `${100 * Math.max(0, value(number))}%`;
+      return h("li", {}, h("button", {
+        type: "button", class: gone ? "box hidden" : "box", "data-stage": id, "data-key": j, title: gone ? "hidden by the mask" : full(number),
+        "aria-label": `${title}, ${name}: ${gone ? "hidden" : two(number)}`,
+        onpointerenter: () => point({ at: id, key: j }), onfocus: () => point({ at: id, key: j }),
+      }, h("span", {}, gone ? "hidden" : two(number)), bar));
     }
 
-    function inputs() {
-      if (!about.q || !about.k || !about.v || about.tokens.length > 24) return null;
-      const blocks = ["q", "k", "v"].map((name) => {
-        const names = name === "q" ? about.query_tokens : about.tokens;
-        const first = about[name][Math.min(head(), about[name].length - 1)];
-        if (first[0].length > 12) return null;
-        const lines = first.map((numbers, i) =>
-          h("tr", {}, h("th", { scope: "row" }, names[i]), numbers.map((one, c) =>
-            h("td", {}, h("input", {
-              type: "number", step: "any", value: full(one), disabled: !live,
-              "aria-label": `${name}, ${names[i]}, feature ${c + 1}`,
-              onchange: (event) => edit(name, i, c, event.target.value),
-            })))),
-        );
-        return h("section", {}, h("h2", {}, { q: "Queries Q", k: "Keys K", v: "Values V" }[name]), h("table", { class: "grid" }, h("tbody", {}, lines)));
+    /** The numbers of one vector, each to be changed; those of many features as their first few. */
+    function vector(name, i, token) {
+      const all = about[name]?.[Math.floor((head * (about[name]?.length ?? 1)) / about.heads)]?.[i];
+      if (!all) return h("span", { class: "muted" }, `${about.shapes[name].at(-1)} features`);
+      const feature = (one, c) => h("input", {
+        type: "number", step: "any", value: short(one), title: full(one), disabled: !live, "aria-label": `${name}, ${token === "Query" ? about.query_tokens[i] : token}, feature ${c + 1}`,
+        "data-stage": name, "data-key": name === "q" ? null : i, "data-feature": c,
+        onfocus: (event) => { event.target.value = full(one); point(name === "q" ? { at: "q", feature: c } : { at: name, key: i, feature: c }); },
+        onblur: (event) => { if (event.target.value === full(one)) event.target.value = short(one); },
+        onpointerenter: () => point(name === "q" ? { at: "q", feature: c } : { at: name, key: i, feature: c }),
+        onchange: (event) => edit(name, i, c, event.target.value),
       });
-      const note = live ? null : h("p", { class: "muted" }, "Numbers can be changed on the live page: clearhead explore.");
-      return h("div", {}, h("div", { class: "matrices" }, blocks), note);
+      const more = all.length > MOST_FEATURES ? h("span", { class: "muted" }, `+ ${all.length - MOST_FEATURES}`) : null;
+      return h("div", { class: "vector" }, all.slice(0, MOST_FEATURES).map(feature), more);
+    }
+
+    function arrows(row, first, count) {
+      const middle = (Math.min(row.output.length, MOST_KEYS) * PITCH) / 2;
+      const drawing = s("svg", { class: "curves", viewBox: `0 0 80 ${16 * PITCH * Math.max(count, row.output.length)}`, width: 80, height: 16 * PITCH * Math.max(count, row.output.length) });
+      for (let j = first; j < first + count; j++) {
+        const weight = value(row.weights[j]);
+        if (!(weight > 0) || (row.allowed && !row.allowed[j])) continue;
+        const from = 16 * (PITCH * (j - first) + PITCH / 2 - 0.125);
+        const to = 16 * (middle - 0.125);
+        drawing.append(s("path", { d: `M0 ${from} C40 ${from} 40 ${to} 70 ${to}`, "stroke-width": Math.max(0.75, THICKEST * weight), "data-stage": "arrow", "data-key": j }));
+      }
+      drawing.append(s("path", { class: "tip", d: `M68 ${16 * (middle - 0.125) - 7} l12 7 l-12 7 z` }));
+      return drawing;
+    }
+
+    const point = (where) => set({ key: state().key, feature: null, ...where }, { quiet: true });
+
+    /** Where one points: lit as what it is, what it came from, what it goes to. */
+    function light(now) {
+      const at = now.at ?? (now.key ? "weights" : null);
+      const key = place(now, "key", columns, -1);
+      const feature = now.feature === undefined ? null : Number(now.feature);
+      for (const one of flow.querySelectorAll("[data-stage]")) {
+        const there = { stage: one.dataset.stage, key: one.dataset.key === undefined ? null : Number(one.dataset.key), feature: one.dataset.feature === undefined ? null : Number(one.dataset.feature) };
+        const how = at ? relation({ at, key, feature }, there) : null;
+        one.classList.toggle("lit", how === "self");
+        one.classList.toggle("from", how === "from");
+        one.classList.toggle("to", how === "to");
+      }
+    }
+
+    async function tell(now, row, query, key, mine) {
+      const asking = about.query_tokens[query];
+      if (now.at === "output" && now.feature !== undefined) {
+        const c = Math.min(row.output.length - 1, Number(now.feature));
+        const parts = row.contributions.map((one, j) => [about.tokens[j], value(row.weights[j]) === 0 ? null : one[c]]).filter(([, one]) => one !== null);
+        say(`Output ${c + 1} of ${asking}: ${two(row.output[c])}`);
+        fill(panel, h("div", {}, h("p", { class: "pair" }, `output ${c + 1} of ${asking}`), h("p", { class: "big", title: full(row.output[c]) }, two(row.output[c])), h("p", { class: "muted" }, "each value's share, added up")),
+          h("ol", { class: "work" }, parts.slice(0, 40).map(([name, one]) => h("li", { title: full(one) }, `${name} adds ${two(one)}`)), h("li", {}, `together ${full(row.output[c])}`)));
+        return;
+      }
+      if (key < 0) {
+        fill(panel, h("div", {}, h("p", { class: "pair" }, `output of ${asking}`), h("p", { class: "muted" }, `[${row.output.slice(0, 12).map(two).join(", ")}]`)), h("p", { class: "muted" }, "Point at a box: its whole arithmetic appears here."));
+        return;
+      }
+      const cell = await ask("/cell", { query, key, head: head || null });
+      if (mine !== asked) return;
+      const pair = `${asking} → ${about.tokens[key]}`;
+      say(`${pair}: weight ${two(cell.weight)}`);
+      fill(panel,
+        h("div", {}, h("p", { class: "pair" }, pair), h("p", { class: "big", title: full(cell.weight) }, two(cell.weight)), h("p", { class: "muted" }, "of this query's attention")),
+        h("ol", { class: "work" }, cell.lines.map((line) => h("li", {}, line))));
     }
 
     function edit(name, i, c, text) {
-      if (text === "" || !Number.isFinite(Number(text))) return say("That is no number.");
-      const where = `${name}.${Math.min(head(), about[name].length - 1)}.${i}.${c}.`;
+      if (text === "" || !Number.isFinite(Number(text))) {
+        drawn = null;
+        throwSoft("That is no number.");
+        return;
+      }
+      const owner = Math.floor((head * about[name].length) / about.heads);
+      const where = `${name}.${owner}.${i}.${c}.`;
       const others = (state().edits ?? "").split(";").filter((one) => one && !one.startsWith(where));
       set({ edits: [...others, where + text].join(";") });
+    }
+
+    function throwSoft(words) {
+      say(words);
+      fill(panel, h("p", { class: "bad", role: "alert" }, words));
+      update(state());
     }
 
     function step(dq, dk) {
       const now = state();
       set({
+        at: dk ? (now.at && now.at !== "output" && now.at !== "q" ? now.at : "weights") : now.at,
         query: Math.min(rows - 1, Math.max(0, place(now, "query", rows) + dq)),
-        key: Math.min(columns - 1, Math.max(0, place(now, "key", columns, dk ? -1 : 0) + dk)),
+        key: dk ? Math.min(columns - 1, Math.max(0, place(now, "key", columns, -1) + dk)) : now.key,
       }, { quiet: true });
+    }
+
+    function exports() {
+      const { row, query } = drawn;
+      const numbers = [["q · k", row.dots], ["scaled", row.scaled], ["score", row.scores], ["exponential", row.exponentials], ["weight", row.weights]];
+      const lines = about.tokens.map((name, j) => [name, ...numbers.map(([, all]) => full(all[j])), ...row.contributions[j].map(full)]);
+      const output = ["output", "", "", "", "", "", ...row.output.map(full)];
+      return {
+        name: `pipeline-${about.query_tokens[query]}`,
+        picture: root,
+        rows: [["key", ...numbers.map(([title]) => title), ...row.output.map((_, c) => `adds to output ${c + 1}`)], ...lines, output],
+        python: `print(ch.trace(q, k, v, query=${query}${about.heads > 1 ? `, head=${head}` : ""}${about.options}))`,
+      };
     }
 
     return {
       update,
       shown: () => update(state()),
+      exports,
       keys: {
         ArrowLeft: () => step(-1, 0), ArrowRight: () => step(1, 0), ArrowUp: () => step(0, -1), ArrowDown: () => step(0, 1),
-        Escape: () => set({ key: null }),
-        ",": () => set({ head: Math.max(0, head() - 1) }),
-        ".": () => set({ head: Math.min(about.heads - 1, head() + 1) }),
+        Escape: () => set({ key: null, at: null, feature: null }),
       },
     };
   },
 };
+
+/** What a box is to the one pointed at: itself, where it came from, where it goes to, or nothing. */
+function relation({ at, key, feature }, there) {
+  const order = ["q", "k", "name", "dots", "scaled", "capped", "bias", "scores", "exponentials", "weights", "v", "arrow", "output"];
+  const same = there.key === key;
+  if (there.stage === at && (there.key === null || same) && (there.feature === null || there.feature === feature)) return "self";
+  if (at === "output") return there.stage === "v" ? (there.feature === feature ? "from" : null) : ["weights", "arrow"].includes(there.stage) ? "from" : null;
+  if (at === "v") return there.stage === "output" ? (there.feature === feature ? "to" : null) : same && ["weights", "arrow", "name"].includes(there.stage) ? (there.stage === "arrow" ? "to" : "from") : null;
+  if (at === "q") return there.stage === "k" ? (there.feature === feature ? "from" : null) : ["v", "name", "q"].includes(there.stage) ? null : "to";
+  if (there.stage === "q") return at === "k" ? (there.feature === feature ? "from" : null) : "from";
+  if (there.stage === "output") return "to";
+  if (at === "weights" && there.stage === "exponentials") return "from"; // the total is of all of them
+  if (!same) return null;
+  if (there.stage === "k") return at === "k" ? null : "from";
+  if (there.stage === "v" || there.stage === "name") return there.stage === "v" ? "to" : null;
+  return order.indexOf(there.stage) < order.indexOf(at) ? "from" : "to";
+}
+
+/** A number in a narrow box: as it is where that is short, else two decimals; pointing and focus show all of it. */
+function short(one) {
+  return full(one).length <= 5 ? full(one) : two(one);
+}
