@@ -17,7 +17,7 @@ import numpy as np
 from clearhead.core.errors import ArgumentError
 from clearhead.explain.tracing import jsonable
 from clearhead.explorer.given import given_scene
-from clearhead.explorer.scene import Scene
+from clearhead.explorer.scene import Scene, finite
 
 LONGEST = 64_000  # characters of an address: a few thousand edited cells
 
@@ -136,10 +136,4 @@ def number(params: Params, name: str, default: float | None = None) -> float | N
     text = params.get(name, "")
     if not text:
         return default
-    try:
-        found = float(text)
-    except ValueError:
-        found = float("nan")
-    if not np.isfinite(found):
-        raise ArgumentError(name, f"is {text[:40]!r}, expected a number")
-    return found
+    return finite(name, text)

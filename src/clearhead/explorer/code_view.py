@@ -1,23 +1,16 @@
-"""What the code view asks for: the formula in plain NumPy and in loops, with what each line gave for this call."""
+"""What the code view asks for: the formula in plain NumPy, line by line, with what each line gave for this call."""
 
 from __future__ import annotations
 
-import ast
-import inspect
-import math
-import sys
-import types
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from clearhead.core.errors import ArgumentError
-from clearhead.explorer.answers import Params, Subject, keep, route, spelled, whole
+from clearhead.explorer.answers import Params, route, whole
 from clearhead.explorer.scene import Scene
 
 MOST_SHOWN = 24  # rows and columns of a value that is shown
-MOST_PASSES = 4000  # of one line in a loop, each with its value
 
 # each line binds one name; those that use an option are left out of a call that does not have it
 OPTIONS = ("softcap", "bias", "allowed", "sink")
@@ -53,7 +46,8 @@ def code(scene: Scene, params: Params) -> Any:
         told.append(
             {"line": line, "says": says, "shape": found.shape, "value": found[:MOST_SHOWN, :MOST_SHOWN], "name": name}
         )
-    return {"lines": told, "python": "\n".join([*first, *(one["line"] for one in told), "print(output)"])}
+    program = [*first, *(str(one["line"]) for one in told), "print(output)"]
+    return {"lines": told, "python": "\n".join(program)}
 
 
 def begin(scene: Scene, params: Params, names: Mapping[str, Any]) -> list[str]:
@@ -63,122 +57,9 @@ def begin(scene: Scene, params: Params, names: Mapping[str, Any]) -> list[str]:
     for name in ("scale", *OPTIONS):
         if names[name] is not None:
             value = names[name]
-            lines.append(
-                f"{name} = np.array({value.tolist()})" if isinstance(value, np.ndarray) else f"{name} = {value!r}"
-            )
+            text = f"np.array({value.tolist()})" if isinstance(value, np.ndarray) else repr(value)
+            lines.append(f"{name} = {text}")
     return lines
-
-
-def loops(q, k, v, scale, allowed):  # type: ignore[no-untyped-def]  # shown as a learner writes it
-    output = []
-    for i in range(len(q)):
-        scores = []
-        for j in range(len(k)):
-            dot = 0.0
-            for c in range(len(q[i])):
-                dot = dot + q[i][c] * k[j][c]
-            scores.append(scale * dot if allowed[i][j] else -math.inf)
-        largest = max(scores)
-        if largest == -math.inf:
-            output.append([0.0] * len(v[0]))
-            continue
-        e = [math.exp(s - largest) for s in scores]
-        total = sum(e)
-        weights = [x / total for x in e]
-        row = [0.0] * len(v[0])
-        for j in range(len(k)):
-            for c in range(len(row)):
-                row[c] = row[c] + weights[j] * v[j][c]
-        output.append(row)
-    return output
-
-
-@route("/loops")
-def looped(scene: Scene, params: Params) -> Any:
-    """The same in loops: each line of `loops`, and what it gave in each pass, with the counters it was at."""
-    scene = scene.edited(params)
-    names = called(scene, params)
-    other = next((one for one in ("softcap", "bias", "sink") if names[one] is not None), None)
-    if other is not None:
-        raise ArgumentError(other, "is given, which the loops do not have: look at the lines of NumPy")
-    work = scene.queries * scene.keys * max(scene.q.shape[-1], scene.v.shape[-1])
-    if work > MOST_PASSES:
-        raise ArgumentError("loops", f"would take {work:,} passes, expected at most {MOST_PASSES:,}")
-    allowed = np.ones((scene.queries, scene.keys), bool) if names["allowed"] is None else names["allowed"]
-    lists = [names[name].tolist() for name in "qkv"]
-    source, first = inspect.getsourcelines(loops)
-    passes, output = watched(bound(source), first, (*lists, names["scale"], allowed.tolist()))
-    shown = [line.rstrip().split("  # type:")[0] for line in source]
-    lines = [{"line": line, "passes": passes.get(i, [])} for i, line in enumerate(shown)]
-    first_lines = begin(scene, params, {**names, "allowed": allowed})
-    program = ["import math", "", *first_lines, "", "", *shown, "", "", "print(loops(q, k, v, scale, allowed))"]
-    return {"lines": lines, "output": output, "python": "\n".join(program)}
-
-
-class Bound(NamedTuple):
-    """What a line binds or changes, and the counters of the loops that it is in; `counts` where it is a loop's head."""
-
-    name: str
-    counters: tuple[str, ...]
-    counts: bool
-
-
-def bound(source: list[str]) -> dict[int, Bound]:
-    """Of each line of a function, by its number from 0: the name it binds, `x` of `x.append(…)` and `x[c] = …` too."""
-    found: dict[int, Bound] = {}
-
-    def read(body: list[ast.stmt], counters: tuple[str, ...]) -> None:
-        for one in body:
-            match one:
-                case ast.For(target=ast.Name(id=name)):
-                    found[one.lineno - 1] = Bound(name, counters, True)
-                    read(one.body, (*counters, name))
-                case ast.If():
-                    read(one.body, counters)
-                case (
-                    ast.Assign(targets=[ast.Name(id=name)])
-                    | ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name))])
-                ):
-                    found[one.lineno - 1] = Bound(name, counters, False)
-                case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
-                    found[one.lineno - 1] = Bound(name, counters, False)
-
-    function = ast.parse("".join(source)).body[0]
-    assert isinstance(function, ast.FunctionDef)
-    read(function.body, ())
-    return found
-
-
-def watched(binds: Mapping[int, Bound], first: int, given: tuple[Any, ...]) -> tuple[dict[int, list[Any]], Any]:
-    """`loops` run while Python tells of every line: what each gave, pass by pass; and the output."""
-    found: dict[int, list[Any]] = {}
-    last: list[int] = []
-
-    def tracer(frame: types.FrameType, event: str, value: Any) -> Any:
-        if frame.f_code is not loops.__code__:
-            return None
-        now = frame.f_lineno - first
-        if last and last[0] in binds:
-            one = binds[last[0]]
-            if not one.counts or now == last[0] + 1:  # a loop's head that ends the loop gives nothing
-                counters = {name: frame.f_locals[name] for name in one.counters}
-                told = {"name": one.name, "at": counters, "value": frozen(frame.f_locals[one.name])}
-                found.setdefault(last[0], []).append(told)
-        last[:] = [now]
-        return tracer
-
-    before = sys.gettrace()
-    sys.settrace(tracer)
-    try:
-        output = loops(*given)
-    finally:
-        sys.settrace(before)
-    return found, output
-
-
-def frozen(value: Any) -> Any:
-    """A value as it is now: lists go on changing."""
-    return [frozen(one) for one in value] if isinstance(value, list) else value
 
 
 def called(scene: Scene, params: Params) -> dict[str, Any]:
@@ -194,11 +75,5 @@ def called(scene: Scene, params: Params) -> dict[str, Any]:
     return {
         "q": scene.q[head], "k": scene.k[head // group], "v": scene.v[head // group],
         "scale": rows[0].scale, "softcap": rows[0].softcap, "allowed": allowed, "sink": rows[0].sink,
-        "bias": None if rows[0].bias is None else np.stack([row.bias for row in rows]),
+        "bias": None if rows[0].bias is None else np.stack([row.bias for row in rows if row.bias is not None]),
     }  # fmt: skip
-
-
-@keep
-def kept(subject: Subject) -> list[str]:
-    """What a saved file holds of it: the loops of every head, where they are short enough to be shown."""
-    return [spelled("/loops", head=head or None) for head in range(subject.scene({}).heads)]

@@ -12,12 +12,13 @@ from typing import Any
 
 from clearhead.core.errors import ArgumentError
 from clearhead.explain.tracing import Trace
-from clearhead.explorer import (  # noqa: F401  # each adds its routes
+from clearhead.explorer import (
     call_views,
     code_view,
     compare_view,
     geometry_view,
     long_view,
+    loops_view,
     mask_view,
     model_view,
     scaling_view,
@@ -29,6 +30,18 @@ from clearhead.explorer.server import Server
 from clearhead.watching.seen import Seen
 
 HEIGHT = 720  # pixels of the page in a notebook
+# What each view asks for: to import one adds what it answers to
+VIEWS = (
+    call_views,
+    code_view,
+    compare_view,
+    geometry_view,
+    long_view,
+    loops_view,
+    mask_view,
+    model_view,
+    scaling_view,
+)
 
 
 class Explorer:

@@ -82,7 +82,7 @@ class Scene:
             options["mask"] = None if params["mask"] == "none" else read_mask(params["mask"], "mask")
         for name in ("scale", "softcap"):
             if params.get(name):
-                options[name] = _number(name, params[name])
+                options[name] = finite(name, params[name])
         options = {name: value for name, value in options.items() if value is not None}
         changed = replace(self, **arrays, options=options)
         pose(changed.q, changed.k, changed.v, **options)  # refuses in words what does not fit
@@ -124,11 +124,12 @@ def _edit(text: str, arrays: Mapping[str, np.ndarray]) -> tuple[str, tuple[int, 
     if len(parts) == 5 and parts[0] in arrays and all(p.isdigit() and len(p) < 10 for p in parts[1:4]):
         place = (int(parts[1]), int(parts[2]), int(parts[3]))
         if all(i < size for i, size in zip(place, arrays[parts[0]].shape, strict=True)):
-            return parts[0], place, _number("edits", parts[4])
+            return parts[0], place, finite("edits", parts[4])
     raise ArgumentError("edits", f"have {text[:60]!r}, expected array.head.row.column.value within q, k and v")
 
 
-def _number(name: str, text: str) -> float:
+def finite(name: str, text: str) -> float:
+    """The number that a text says, unless it is none or not finite."""
     try:
         found = float(text)
     except ValueError:

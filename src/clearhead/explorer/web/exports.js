@@ -10,6 +10,8 @@
 import { h } from "./dom.js";
 import { pictured } from "./pictured.js";
 
+export { escaped } from "./pictured.js";
+
 const SHARP = 2; // pixels of a PNG for each of the page
 
 /** The four buttons of a view. `given` gives its exports, `about` what it shows, `say` tells that it is done. */
@@ -67,11 +69,6 @@ export function csv(rows) {
 /** A field of CSV. */
 export function field(text) {
   return /[",\n\r]/.test(String(text)) ? `"${String(text).replaceAll('"', '""')}"` : String(text);
-}
-
-/** Text inside SVG. */
-export function escaped(text) {
-  return String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 }
 
 /** Copy text; where the browser forbids it, show it to be copied by hand. */

@@ -1,7 +1,5 @@
 // An element of the page as the text of an SVG: boxes, borders and words where they stand; canvases as images.
 
-import { escaped } from "./exports.js";
-
 const ROUND = (x) => Math.round(x * 100) / 100;
 const MARGIN = 24; // pixels around what is taken along
 // what a style sheet gives to a drawing, and what a drawing has without one
@@ -102,4 +100,9 @@ function inlined(element, x, y, box) {
   });
   for (const [name, value] of Object.entries({ x, y, width: ROUND(box.width), height: ROUND(box.height) })) copy.setAttribute(name, value);
   return new XMLSerializer().serializeToString(copy);
+}
+
+/** Text inside SVG. */
+export function escaped(text) {
+  return String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 }
