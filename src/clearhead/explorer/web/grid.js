@@ -1,11 +1,12 @@
 // A matrix of few cells as a drawing: names on its sides, numbers in its cells, hatching where a mask hides.
 
-import { css, ink } from "./colour.js";
-import { s } from "./dom.js";
+import { css, ink, rgb } from "./colour.js";
+import { h, s } from "./dom.js";
 import { full, two, value } from "./format.js";
 
 const MOST_NUMBERED = 14; // columns that have room for numbers
 const NAMES = 64; // rows or columns that have names
+const MOST_DRAWN = 3000; // cells that are each an element; more are pixels
 
 /**
  * `rows` of numbers; `names` = {rows, columns}; `hidden(i, j)` is hatched; shades go from `low` to `high`. A cell tells
@@ -18,11 +19,13 @@ export function grid(rows, { label, names = {}, low = null, high = null, hidden 
   const seen = shown.flatMap((row, i) => row.filter((x, j) => Number.isFinite(x) && !hidden(i, j)).map(size));
   const least = low ?? (signed ? 0 : seen.reduce((a, b) => Math.min(a, b), Infinity));
   const most = high ?? seen.reduce((a, b) => Math.max(a, b), -Infinity);
+  const shadeOf = (x) => Math.round((254 * (Math.min(most, Math.max(least, size(x))) - least)) / (most - least || 1));
+  if (count * columns > MOST_DRAWN) return pixels(shown, { label, hidden, point, at, width, shadeOf });
   const named = Boolean(names.rows) && count <= NAMES && columns <= NAMES;
   const left = named ? 12 + 7 * Math.min(9, longest(names.rows)) : 0;
   const top = named && names.columns ? (columns <= MOST_NUMBERED ? 22 : 12 + 6 * Math.min(9, longest(names.columns))) : 0;
   const cell = Math.max(3, Math.min(56, (width - left) / Math.max(columns, 1)));
-  const tall = Math.min(cell, 44);
+  const tall = Math.min(cell, 44, Math.max(3, 400 / count));
   const hatch = `hatch-${++hatches}`;
   const drawing = s("svg", { class: "matrix", viewBox: `0 0 ${left + columns * cell} ${top + count * tall}`, width: left + columns * cell, role: "img", "aria-label": label },
     s("pattern", { id: hatch, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, s("rect", { width: 6, height: 6, class: "ground" }), s("rect", { width: 1, height: 6, class: "hatch" })));
@@ -30,7 +33,7 @@ export function grid(rows, { label, names = {}, low = null, high = null, hidden 
     for (let j = 0; j < columns; j++) {
       const x = shown[i][j];
       const gone = hidden(i, j) || !Number.isFinite(x);
-      const shade = Math.round((254 * (Math.min(most, Math.max(least, size(x))) - least)) / (most - least || 1));
+      const shade = shadeOf(x);
       const [px, py] = [left + j * cell, top + i * tall];
       drawing.append(s("rect", {
         class: point ? "cell clickable" : "cell", x: px, y: py, width: cell, height: tall, fill: gone ? `url(#${hatch})` : css(shade),
@@ -56,6 +59,29 @@ export function grid(rows, { label, names = {}, low = null, high = null, hidden 
 }
 
 let hatches = 0;
+
+/** The same for many cells: a pixel each, what is hidden left open to the hatching beneath. */
+function pixels(rows, { label, hidden, point, at, width, shadeOf }) {
+  const [count, columns] = [rows.length, rows[0].length];
+  const canvas = h("canvas", { class: point ? "pixels-of clickable" : "pixels-of", width: columns, height: count, role: "img", "aria-label": label });
+  canvas.style.width = `${width}px`;
+  const image = new ImageData(columns, count);
+  rows.forEach((row, i) => row.forEach((x, j) => {
+    if (!hidden(i, j) && Number.isFinite(x)) image.data.set([...rgb(shadeOf(x)), 255], 4 * (i * columns + j));
+  }));
+  const pen = canvas.getContext("2d");
+  pen.putImageData(image, 0, 0);
+  if (at && at[0] >= 0 && at[1] >= 0) {
+    pen.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--frame");
+    pen.strokeRect(at[1] - 1.5, at[0] - 1.5, 4, 4);
+  }
+  canvas.addEventListener("click", (event) => {
+    const area = canvas.getBoundingClientRect();
+    const [i, j] = [Math.floor(((event.clientY - area.top) / area.height) * count), Math.floor(((event.clientX - area.left) / area.width) * columns)];
+    if (point && i >= 0 && j >= 0 && i < count && j < columns) point(i, j, true);
+  });
+  return canvas;
+}
 
 function longest(names) {
   return names.slice(0, NAMES).reduce((most, name) => Math.max(most, [...name].length), 1);

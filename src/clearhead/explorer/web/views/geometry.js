@@ -7,6 +7,8 @@ import { place } from "../state.js";
 
 const SIDE = 440;
 const HALF = SIDE / 2;
+const MOST_DRAWN = 400; // arrows; of more, those with the largest weights
+const MOST_NAMED = 24; // that have names and can be dragged
 const NUDGE = 0.05; // of the plane's half, that an arrow key moves a tip
 
 export const geometry = {
@@ -58,6 +60,9 @@ export const geometry = {
 
     const onto = (most) => ([x, y]) => [HALF + (value(x) / most) * HALF, HALF - (value(y) / most) * HALF];
 
+    /** Keys by weight, the largest first. */
+    const ranked = (weights) => weights.map((_, j) => j).sort((a, b) => value(weights[b]) - value(weights[a]) || a - b);
+
     /** A maker of arrows whose names stand clear of one another. */
     function arrows() {
       const taken = [];
@@ -69,12 +74,12 @@ export const geometry = {
         const wide = 8 * [...name].length;
         const left = far ? x - 8 - wide : x + 10;
         let at = y + (y < HALF ? -6 : 16);
-        while (taken.some((one) => Math.abs(one.at - at) < 14 && one.left < left + wide && left < one.left + one.wide)) at += down;
-        taken.push({ at, left, wide });
+        while (name && taken.some((one) => Math.abs(one.at - at) < 14 && one.left < left + wide && left < one.left + one.wide)) at += down;
+        if (name) taken.push({ at, left, wide });
         return s("g", { class: `arrow ${kind}` },
           s("line", { class: faint ? "faint" : null, x1: HALF, y1: HALF, x2: x, y2: y, "stroke-width": width }),
           s("path", { class: faint ? "faint" : null, d: `M${wing(2.7)} L${x} ${y} L${wing(-2.7)}`, "stroke-width": width, fill: "none" }),
-          s("text", { class: faint ? "gone" : null, x: far ? x - 8 : left, y: at, "text-anchor": far ? "end" : "start" }, name));
+          name && s("text", { class: faint ? "gone" : null, x: far ? x - 8 : left, y: at, "text-anchor": far ? "end" : "start" }, name));
       };
     }
 
@@ -84,19 +89,21 @@ export const geometry = {
       const tip = to(found.query);
       const angle = Math.atan2(tip[1] - HALF, tip[0] - HALF);
       const gone = (j) => found.allowed && !found.allowed[j];
-      const shown = found.keys.map((key, j) => [to(key), j]);
-      const circles = shown.filter(([, j]) => !gone(j)).map(([, j]) => s("circle", { class: "level", cx: HALF, cy: HALF, r: (HALF * value(found.radii[j])) / most }));
-      const levels = shown.filter(([, j]) => !gone(j)).map(([[x, y]]) => s("line", {
+      const first = ranked(found.weights);
+      const named = new Set(first.slice(0, MOST_NAMED));
+      const shown = first.slice(0, MOST_DRAWN).sort((a, b) => a - b).map((j) => [to(found.keys[j]), j]);
+      const circles = shown.filter(([, j]) => !gone(j) && named.has(j)).map(([, j]) => s("circle", { class: "level", cx: HALF, cy: HALF, r: (HALF * value(found.radii[j])) / most }));
+      const levels = shown.filter(([, j]) => !gone(j) && named.has(j)).map(([[x, y]]) => s("line", {
         class: "level dashed", x1: x - SIDE * Math.sin(angle), y1: y + SIDE * Math.cos(angle), x2: x + SIDE * Math.sin(angle), y2: y - SIDE * Math.cos(angle),
       }));
       const arrow = arrows();
       const asking = arrow(tip, `q: ${about.query_tokens[query]}`, "query", { width: 3 });
       const keys = shown.map(([at, j]) => [
         gone(j) ? null : s("circle", { class: "share", cx: at[0], cy: at[1], r: 4 + 30 * value(found.weights[j]) }),
-        arrow(at, about.tokens[j], "key", { faint: gone(j) }),
+        arrow(at, named.has(j) ? about.tokens[j] : "", "key", { faint: gone(j) || !named.has(j) }),
       ]);
       const drawing = plane("Arrows of the query and the keys", circles, levels, keys, asking);
-      if (live) handles(drawing, [[tip, `query ${about.query_tokens[query]}`], ...shown.map(([at, j]) => [at, `key ${about.tokens[j]}`])], most, query);
+      if (live) handles(drawing, [[tip, `query ${about.query_tokens[query]}`], ...shown.filter(([, j]) => named.has(j)).map(([at, j]) => [at, `key ${about.tokens[j]}`, j])], most, query);
       return drawing;
     }
 
@@ -108,7 +115,7 @@ export const geometry = {
         const [x, y] = [((event.clientX - area.left) * SIDE) / area.width, ((event.clientY - area.top) * SIDE) / area.height];
         return [((x - HALF) / HALF) * most, ((HALF - y) / HALF) * most];
       };
-      tips.forEach(([[x, y], label], i) => drawing.append(s("circle", {
+      tips.forEach(([[x, y], label, i = -1]) => drawing.append(s("circle", {
         class: "handle", cx: x, cy: y, r: 13, tabindex: 0, role: "button", "aria-label": `Tip of ${label}; arrows move it`,
         onpointerdown: (event) => { held = i; drawing.setPointerCapture(event.pointerId); event.preventDefault(); },
         onkeydown: (event) => {
@@ -116,7 +123,7 @@ export const geometry = {
           if (!by) return;
           event.preventDefault();
           event.stopPropagation();
-          const from = i === 0 ? drawn.found.query : drawn.found.keys[i - 1];
+          const from = i < 0 ? drawn.found.query : drawn.found.keys[i];
           move(i, value(from[0]) + by[0] * NUDGE * most, value(from[1]) + by[1] * NUDGE * most, query, true);
         },
       })));
@@ -140,9 +147,9 @@ export const geometry = {
       while (waiting) {
         const now = waiting;
         waiting = null;
-        const name = now.i === 0 ? "q" : "k";
+        const name = now.i < 0 ? "q" : "k";
         try {
-          const found = await ask("/drag", { name, row: now.i === 0 ? null : now.i - 1, x: now.x, y: now.y, query: now.query, head: head || null });
+          const found = await ask("/drag", { name, row: now.i < 0 ? null : now.i, x: now.x, y: now.y, query: now.query, head: head || null });
           if (now.done) set({ edits: found.edits });
           else redraw(found, now.query);
         } catch (error) {
@@ -167,7 +174,7 @@ export const geometry = {
       const arrow = arrows();
       const given = arrow(to(found.output), `output of ${about.query_tokens[query]}`, "output", { width: 3 });
       return plane("Arrows of the values and the output",
-        found.values.map((one, j) => arrow(to(one), about.tokens[j], "key", { faint: !(value(found.weights[j]) > 0), width: 1 + 5 * value(found.weights[j]) })), given);
+        ranked(found.weights).slice(0, MOST_DRAWN).map((j, at) => arrow(to(found.values[j]), at < MOST_NAMED ? about.tokens[j] : "", "key", { faint: !(value(found.weights[j]) > 0), width: 1 + 5 * value(found.weights[j]) })), given);
     }
 
     function numbers(found) {

@@ -6,7 +6,7 @@ import { describe } from "../keys.js";
 import { place } from "../state.js";
 
 const MOST_KEYS = 40; // that are shown at once, around the one pointed at
-const MOST_FEATURES = 12; // of q, k and v that are shown as numbers to change
+const FEW_FEATURES = 8; // of q, k and v that are shown at first
 const PITCH = 2.75; // rem from a row to the next, as in style.css
 const THICKEST = 18; // pixels of an arrow whose weight is 1
 
@@ -26,7 +26,9 @@ export const pipeline = {
     const note = live ? null : h("p", { class: "muted" }, "Numbers can be changed on the live page: clearhead explore.");
     root.append(chips, h("div", { class: "card scroll-x" }, flow), panel, note ?? "");
     let asked = 0;
-    let drawn = null; // {query, first, row}
+    let drawn = null; // {query, first, all, row}
+    const widths = Object.fromEntries(["q", "k", "v"].map((name) => [name, Math.max(...(about[name] ?? [[[0]]]).flat(2).map((one) => short(one).length))]));
+    const count = (name) => (state().all ? about.shapes[name].at(-1) : Math.min(about.shapes[name].at(-1), about.shapes[name].at(-1) > FEW_FEATURES ? FEW_FEATURES - 2 : FEW_FEATURES));
 
     async function update(now) {
       const mine = ++asked;
@@ -35,8 +37,8 @@ export const pipeline = {
       const row = await ask("/row", { query, head: head || null });
       if (mine !== asked) return;
       const first = Math.max(0, Math.min(columns - MOST_KEYS, key - MOST_KEYS / 2));
-      if (!drawn || drawn.query !== query || drawn.first !== first) {
-        drawn = { query, first, row };
+      if (!drawn || drawn.query !== query || drawn.first !== first || drawn.all !== now.all) {
+        drawn = { query, first, all: now.all, row };
         fill(chips, about.query_tokens.slice(0, 200).map((name, i) =>
           h("button", { type: "button", "aria-pressed": String(i === query), onclick: () => set({ query: i }) }, name)));
         fill(flow, stages(row, query, first));
@@ -65,7 +67,7 @@ export const pipeline = {
         list("weights", "Weights", `÷ ${two(row.total)}`, row.weights, { masked: true, bars: true }),
         h("section", { class: "stage vectors" }, h("h2", {}, "Values V"), h("p", {}, "weight · v"), h("ol", {}, shown.map((name, at) => h("li", {}, vector("v", first + at, name))))),
         h("section", { class: "stage arrows", "aria-hidden": "true" }, h("h2", {}, "\u00a0"), h("p", {}, "\u00a0"), arrows(row, first, shown.length)),
-        stage("Output", `of ${about.query_tokens[query]}`, h("ol", {}, row.output.slice(0, MOST_KEYS).map((one, c) =>
+        stage("Output", `of ${about.query_tokens[query]}`, h("ol", {}, row.output.slice(0, count("v")).map((one, c) =>
           h("li", {}, h("button", {
             type: "button", class: "box", "data-stage": "output", "data-feature": c, title: full(one), "aria-label": `Output, feature ${c + 1}: ${two(one)}`,
             onpointerenter: () => point({ at: "output", feature: c }), onfocus: () => point({ at: "output", feature: c }),
@@ -89,21 +91,26 @@ export const pipeline = {
       const all = about[name]?.[Math.floor((head * (about[name]?.length ?? 1)) / about.heads)]?.[i];
       if (!all) return h("span", { class: "muted" }, `${about.shapes[name].at(-1)} features`);
       const feature = (one, c) => h("input", {
-        type: "number", step: "any", value: short(one), title: full(one), disabled: !live, "aria-label": `${name}, ${token === "Query" ? about.query_tokens[i] : token}, feature ${c + 1}`,
+        type: "number", step: "any", value: short(one), placeholder: two(one), title: full(one), disabled: !live, "aria-label": `${name}, ${token === "Query" ? about.query_tokens[i] : token}, feature ${c + 1}`,
         "data-stage": name, "data-key": name === "q" ? null : i, "data-feature": c,
         onfocus: (event) => { event.target.value = full(one); point(name === "q" ? { at: "q", feature: c } : { at: name, key: i, feature: c }); },
         onblur: (event) => { if (event.target.value === full(one)) event.target.value = short(one); },
         onpointerenter: () => point(name === "q" ? { at: "q", feature: c } : { at: name, key: i, feature: c }),
         onchange: (event) => edit(name, i, c, event.target.value),
       });
-      const more = all.length > MOST_FEATURES ? h("span", { class: "muted" }, `+ ${all.length - MOST_FEATURES}`) : null;
-      return h("div", { class: "vector" }, all.slice(0, MOST_FEATURES).map(feature), more);
+      const boxes = all.slice(0, count(name)).map(feature);
+      for (const box of boxes) box.style.width = `${widths[name] + 2}ch`;
+      const more = all.length > FEW_FEATURES && name !== "k" && (name === "q" || i === drawn.first)
+        ? h("button", { type: "button", class: "more", "aria-label": state().all ? "Fewer features" : "All features", onclick: () => set({ all: state().all ? null : "1" }) }, state().all ? "−" : `+ ${all.length - boxes.length}`)
+        : null;
+      return h("div", { class: "vector" }, boxes, more);
     }
 
-    function arrows(row, first, count) {
-      const middle = (Math.min(row.output.length, MOST_KEYS) * PITCH) / 2;
-      const drawing = s("svg", { class: "curves", viewBox: `0 0 80 ${16 * PITCH * Math.max(count, row.output.length)}`, width: 80, height: 16 * PITCH * Math.max(count, row.output.length) });
-      for (let j = first; j < first + count; j++) {
+    function arrows(row, first, shown) {
+      const middle = (count("v") * PITCH) / 2;
+      const high = 16 * PITCH * Math.max(shown, count("v"));
+      const drawing = s("svg", { class: "curves", viewBox: `0 0 80 ${high}`, width: 80, height: high });
+      for (let j = first; j < first + shown; j++) {
         const weight = value(row.weights[j]);
         if (!(weight > 0) || (row.allowed && !row.allowed[j])) continue;
         const from = 16 * (PITCH * (j - first) + PITCH / 2 - 0.125);
