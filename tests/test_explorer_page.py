@@ -53,8 +53,12 @@ def shown(page: Any, address: str, view: str) -> None:
     page.goto("about:blank")
     page.goto(address)
     page.wait_for_selector(f'html[data-ready="{view}"]', timeout=10_000)
-    page.wait_for_function("document.getElementById('live').textContent !== '' || true")
-    page.wait_for_load_state("networkidle")
+
+
+def turned(page: Any, state: str, view: str) -> None:
+    """Another view of a page that is open."""
+    page.evaluate("(state) => { document.documentElement.dataset.ready = ''; location.hash = state }", state)
+    page.wait_for_selector(f'html[data-ready="{view}"]', timeout=10_000)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -91,8 +95,7 @@ def test_an_edited_number_is_followed_and_is_in_the_address(page: Any, url: str)
     box = page.get_by_label("q, cat, feature 2")
     box.fill("-1.5")
     box.press("Enter")
-    page.wait_for_function("location.hash.includes('edits')")
-    page.wait_for_load_state("networkidle")
+    page.wait_for_url(lambda address: "edits" in address)
     q = CAT.q.copy()
     q[1, 1] = -1.5
     expected = ch.trace(q, CAT.k, CAT.v, query=1, mask=ch.causal()).row.dots
@@ -101,7 +104,7 @@ def test_an_edited_number_is_followed_and_is_in_the_address(page: Any, url: str)
     shown(page, page.url, "pipeline")
     assert [one.split("\n")[-1] for one in stage.locator(".box").all_inner_texts()] == [f"{x:.2f}" for x in expected]
     page.get_by_role("button", name="Undo edits").click()
-    page.wait_for_function("!location.hash.includes('edits')")
+    page.wait_for_url(lambda address: "edits" not in address)
 
 
 def test_keys_alone_are_enough(page: Any, url: str) -> None:
@@ -147,13 +150,29 @@ def test_the_walk_goes_on_and_back_and_asks_before_it_tells(page: Any, url: str)
 
 def test_bad_input_is_one_sentence_on_the_page(browser: Any, url: str) -> None:
     page = browser.new_page()
-    for address, word in (("masks?expression=causal(", "expression"), ("heat?edits=q.0.0.0.1e999", "edits")):
+    for address, word in (
+        ("masks?expression=causal(", "expression"),
+        ("heat?edits=q.0.0.0.1e999", "edits"),
+        ("pipeline?edits=q.0.0.0.nan", "edits: is 'nan', expected a number"),
+        ("heat?given={}", "given: has no q"),
+        ('heat?given={"q":[],"k":[],"v":[]}', "given: has no q"),
+        ('walk?given={"q":[[1]],"k":[[1]],"v":[[1]],"tokens":["a","b"]}', "tokens"),
+        ("code?scale=x", "scale: is 'x', expected a number"),
+        ("compare?to=nothing", "to: is 'nothing', expected one of"),
+        ("scaling?d=0", "d: is 0, expected a whole number"),
+        ("heat?mask=" + "x" * 100_000, "This is too long: 100,0"),
+    ):
         page.goto("about:blank")
         page.goto(f"{url}#/{address}")
-        page.wait_for_selector(".error")
+        page.wait_for_selector(".error", timeout=20_000)
         said = page.locator(".error").inner_text().strip()
         assert word in said
         assert "\n" not in said
+    shown(page, f"{url}#/masks", "masks")
+    page.get_by_label("Mask, as in Python").evaluate(
+        "(box) => { box.value = 'x'.repeat(1e7); box.dispatchEvent(new Event('change')) }"
+    )
+    sync_api.expect(page.locator(".error")).to_contain_text("This is too long: 10,000,019 characters")
     page.close()
 
 
@@ -161,17 +180,86 @@ def test_bad_input_is_one_sentence_on_the_page(browser: Any, url: str) -> None:
 @pytest.mark.parametrize("width", [1440, 1024, 390])
 def test_text_can_be_read_in_both_themes_and_fits(browser: Any, url: str, theme: str, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
+    shown(page, f"{url}#/long", "long")
     for view in VIEWS:
-        shown(page, f"{url}#/{view}?query=2&key=1", view)
+        turned(page, f"#/{view}?query=2&key=1", view)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{view} at {width}"
         low = page.evaluate(CONTRAST)
         assert not low, f"{view}, {theme}: {low}"
         bare = page.evaluate(NAMELESS)
-        assert not bare, f"{view}: without a name"
+        assert not bare, f"{view}: without a name: {bare}"
+    for way in ("loops", "yours"):
+        turned(page, f"#/code?way={way}", "code")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{way} at {width}"
+        assert not page.evaluate(CONTRAST)
+        assert not page.evaluate(NAMELESS)
+    page.keyboard.press("?")
+    assert not page.evaluate(CONTRAST)
     page.close()
 
 
-NAMELESS = """() => [...document.querySelectorAll('button, input, select, a, canvas')]
+def test_a_newcomer_is_shown_around_once_by_keys_alone(browser: Any, url: str) -> None:
+    context = browser.new_context(reduced_motion="reduce")
+    page = context.new_page()
+    shown(page, f"{url}#/heat", "heat")
+    page.get_by_role("button", name="Take the tour").press("Enter")
+    tour = page.get_by_role("dialog", name="Tour")
+    sync_api.expect(tour).to_contain_text("1 of 8")
+    seen = []
+    for number in range(1, 9):
+        sync_api.expect(tour).to_contain_text(f"{number} of 8")
+        sync_api.expect(page.locator(".toured")).to_have_count(1)
+        assert len(tour.locator("p").last.inner_text().split()) <= 12
+        seen.append(page.url.split("#/")[1].split("?")[0])
+        assert not page.evaluate(CONTRAST)
+        page.keyboard.press("ArrowRight")
+    assert seen == ["heat", "heat", "pipeline", "walk", "scaling", "masks", "code", "heat"]
+    sync_api.expect(tour).to_have_count(0)
+    sync_api.expect(page.locator(".toured")).to_have_count(0)
+    shown(page, f"{url}#/heat", "heat")
+    sync_api.expect(page.locator(".tour")).to_have_count(0)
+    page.keyboard.press("t")
+    sync_api.expect(tour).to_contain_text("1 of 8")
+    page.keyboard.press("Escape")
+    sync_api.expect(tour).to_have_count(0)
+    context.close()
+    page = browser.new_page()
+    shown(page, f"{url}#/walk", "walk")
+    page.get_by_role("button", name="No, thanks").click()
+    page.reload()
+    page.wait_for_selector('html[data-ready="walk"]')
+    sync_api.expect(page.locator(".tour")).to_have_count(0)
+    page.close()
+
+
+def test_a_token_is_found_in_every_view(page: Any, url: str) -> None:
+    shown(page, f"{url}#/long", "long")
+    for view in ("pipeline", "heat", "walk", "geometry", "masks", "compare", "code"):
+        turned(page, f"#/{view}", view)
+        page.keyboard.press("/")
+        page.keyboard.type("MAT")
+        sync_api.expect(page.locator(".found li")).to_have_text(["matquery 4", "matkey 4"])
+        page.keyboard.press("ArrowDown")
+        sync_api.expect(page.locator(".found [aria-selected=true]")).to_have_text("matkey 4")
+        page.keyboard.press("ArrowUp")
+        page.keyboard.press("Enter")
+        sync_api.expect(page.locator("dialog")).to_have_count(0)
+        if view == "walk":
+            sync_api.expect(page.locator(".where")).to_contain_text("query mat")
+        else:
+            assert "query=4" in page.url, view
+    page.keyboard.press("/")
+    page.keyboard.type("nowhere")
+    sync_api.expect(page.locator("dialog")).to_contain_text("No token has this text.")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    sync_api.expect(page.locator("dialog")).to_have_count(0)
+
+
+# every control and every picture has a name: its text, its label, or one that is said for it
+NAMELESS = """() => [...document.querySelectorAll(
+    'button, input, select, textarea, a, summary, canvas, svg, dialog, [tabindex], [role=img], [role=group], [role=button]')]
+  .filter((e) => e.checkVisibility() && !e.closest('[aria-hidden=true]') && !e.matches('main'))
   .filter((e) => !(e.innerText || e.labels?.length || e.getAttribute('aria-label') || e.title))
   .map((e) => e.outerHTML)"""
 
@@ -190,13 +278,15 @@ CONTRAST = """() => {
     }
     return 'rgb(255,255,255)';
   };
-  const skipped = '.live, .skip, noscript, script, style, :disabled';
+  // numbers in cells stand on the cell, whose shade says which of two inks they have
+  const skipped = '.live, .skip, noscript, script, style, title, :disabled, :disabled *, .matrix .number';
   const low = [];
   for (const e of document.querySelectorAll('body *')) {
     const text = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
     if (!text || !e.checkVisibility() || e.matches(skipped)) continue;
     const style = getComputedStyle(e);
-    const [a, b] = [light(style.color), light(ground(e))].sort((x, y) => y - x);
+    const ink = e instanceof SVGElement ? style.fill : style.color;
+    const [a, b] = [light(ink), light(ground(e))].sort((x, y) => y - x);
     const ratio = (a + 0.05) / (b + 0.05);
     if (ratio < (parseFloat(style.fontSize) >= 24 ? 3 : 4.5)) low.push(`${e.textContent.trim()} ${ratio}`);
   }
@@ -258,6 +348,20 @@ def test_a_models_heads_can_be_opened_sorted_and_drawn(browser: Any) -> None:
     assert titles == pytest.approx(weights, rel=1e-5), "in float64, of what the model had in float32"
     page.keyboard.press("]")
     sync_api.expect(page.locator(".thumb[aria-pressed=true]")).to_have_text("2·3")
+    page.keyboard.press("1")
+    page.wait_for_selector('html[data-ready="pipeline"]')
+    sync_api.expect(page.get_by_label("head")).to_have_value("3")
+    sync_api.expect(page.get_by_label("layer")).to_have_value("2")
+    for key in ("[", ","):
+        page.keyboard.press(key)
+    sync_api.expect(page.get_by_label("head")).to_have_value("2")
+    sync_api.expect(page.get_by_label("layer")).to_have_value("1")
+    dots = seen.layer(1)[0].trace(0, head=2).row.dots
+    raw = page.locator(".stage", has=page.locator("h2", has_text="Raw scores")).locator(".box").first
+    assert float(str(raw.get_attribute("title"))) == pytest.approx(dots[0], rel=1e-5)
+    for key in ("7", ".", "]"):
+        page.keyboard.press(key)
+    page.wait_for_selector('html[data-ready="heads"]')
     for i in range(8):
         page.get_by_label(f"row {i + 1}, column {i + 1}", exact=True).click()
     sync_api.expect(page.locator("select").first).to_have_value("like")

@@ -5,7 +5,7 @@ import { choice, fill, h } from "./dom.js";
 import { handedOver, taking } from "./exports.js";
 import { find } from "./finding.js";
 import { help, listenToKeys } from "./keys.js";
-import { call, listen, place, set, state } from "./state.js";
+import { call, listen, place, set, state, whenRefused } from "./state.js";
 import { invite, tour } from "./tour.js";
 import { code } from "./views/code.js";
 import { compare } from "./views/compare.js";
@@ -116,7 +116,11 @@ async function refresh(anew = false) {
   const view = VIEWS.find((one) => one.id === now.view) ?? VIEWS[0];
   const called = JSON.stringify([call(now), view.byHead ? now.head : null]);
   navigation({ ...now, view: view.id });
-  if (!anew && shown && shown.id === view.id && shown.called === called && shown.update) return guarded(() => shown.update(now));
+  if (!anew && shown && shown.id === view.id && shown.called === called && shown.update) {
+    await guarded(() => shown.update(now));
+    document.documentElement.dataset.ready = view.id;
+    return;
+  }
   const mine = ++turn;
   let body;
   let made = {};
@@ -168,6 +172,7 @@ function everywhere(key) {
 }
 
 listen(() => refresh());
+whenRefused((words) => guarded(() => Promise.reject(new Error(words))));
 listenToKeys({ views: () => offered(about), go: (view) => set({ view }), current: () => shown, everywhere });
 await refresh();
 invite(() => tour(about, offered(about), set));

@@ -1,6 +1,8 @@
 // What is looked at, kept in the address after #: a link reproduces what is seen.
 
 const listeners = new Set();
+const LONGEST = 60_000; // characters of an address: browsers take more, the server does not
+let refused = () => {};
 const CALL = ["edits", "mask", "scale", "softcap", "layer", "text", "given"];
 
 /** {view, …parameters}, all text. */
@@ -16,8 +18,14 @@ export function set(changes, { quiet = false } = {}) {
   const query = new URLSearchParams(said).toString();
   const hash = `#/${view}${query ? `?${query}` : ""}`;
   if (hash === location.hash) return;
+  if (hash.length > LONGEST) return refused(`This is too long: ${hash.length.toLocaleString("en")} characters, expected at most ${LONGEST.toLocaleString("en")}.`);
   history[quiet ? "replaceState" : "pushState"](null, "", hash);
   for (const listener of listeners) listener(state());
+}
+
+/** What to do with what is too long to be kept in the address. */
+export function whenRefused(act) {
+  refused = act;
 }
 
 export function listen(listener) {
