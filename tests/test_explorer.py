@@ -80,7 +80,11 @@ def test_a_walk_has_every_operation_of_every_query(scene: Scene) -> None:
     steps = asked(scene, "/walk")
     alone = [list(ch.trace(CAT.q, CAT.k, CAT.v, query=i, tokens=CAT.tokens, mask=ch.causal()).walk()) for i in range(5)]
     assert [one["sentence"] for one in steps] == [one.sentence for row in alone for one in row]
-    assert all(len(one["sentence"].split()) <= 16 for one in steps)
+    assert all(len(one["sentence"].split()) <= 12 for one in steps)
+    nothing = asked(scene, "/walk", mask="~causal() & ~window(3, 9)")
+    assert all(len(one["sentence"].split()) <= 12 for one in nothing)
+    assert any("because" in one.get("detail", "") for one in nothing), "what was left out is told beside it"
+    assert {one["phase"] for one in nothing} >= {"score", "scale", "mask", "output"}
 
 
 def test_lines_of_code_end_in_what_attention_gives(scene: Scene) -> None:
@@ -95,6 +99,10 @@ def test_a_dragged_arrow_lies_where_it_was_dragged_to(scene: Scene) -> None:
     for edit in moved.split(";"):
         assert edit.startswith("k.0.2.")
     flat = scene_of(*(EXAMPLES["it_animal"].q, EXAMPLES["it_animal"].k, EXAMPLES["it_animal"].v))
+    with_all = asked(scene, "/drag", name="k", row=2, x=0.5, y=-0.25, query=1, edits=f"q.0.0.0.7;{moved}")
+    assert with_all["edits"].startswith("q.0.0.0.7;")
+    assert with_all["edits"].count("k.0.2.1.") == 1, "in place of what was there"
+    np.testing.assert_allclose(with_all["keys"][2], [0.5, -0.25], atol=1e-12)
     moved = asked(flat, "/drag", name="q", x=1.25, y=-2)["edits"]
     assert asked(flat, "/geometry", edits=moved)["query"] == [1.25, -2]
 
@@ -289,6 +297,20 @@ def test_javascript_computes_no_number_of_attention() -> None:
     for path in WEB.rglob("*.js"):
         text = path.read_text(encoding="utf-8")
         assert not re.findall(r"Math\.(?:exp|log|sqrt|pow|tanh|hypot)|\w \*\* ", text), path.name
+
+
+def test_weights_alone_are_explored_with_the_scores_they_come_from() -> None:
+    seen = ch.observe(CAT.q, CAT.k, CAT.v, mask=ch.causal(), weights=True)
+    scene = ch.explore(seen, tokens=CAT.tokens).subject.scene({})
+    np.testing.assert_allclose(asked(scene, "/matrix"), seen.weights, rtol=1e-14, atol=1e-300)
+    own = ch.trace(CAT.q, CAT.k, CAT.v, query=3, mask=ch.causal()).row
+    rounding = 4 * np.finfo(float).eps * (1 + abs(seen.lse[3]))  # log weight and lse are added, and may cancel
+    np.testing.assert_allclose(scene.trace(3).row.scores[:4], own.scores[:4], rtol=0, atol=rounding)
+    assert (asked(scene, "/margins")["allowed"] == np.tri(5)).all()
+    heads = ch.observe(*np.random.default_rng(0).standard_normal((3, 2, 3, 4, 5)), weights=True)
+    np.testing.assert_allclose(asked(ch.explore(heads).subject.scene({}), "/matrix", head=2), heads.weights[0, 2])
+    with pytest.raises(ch.ArgumentError, match="without weights"):
+        ch.explore(ch.observe(CAT.q, CAT.k, CAT.v))
 
 
 def test_what_is_explored(tmp_path: Path) -> None:

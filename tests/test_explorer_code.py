@@ -1,4 +1,4 @@
-"""Functions that are pasted into the explorer: run only when switched on, in time, by their own page; and what is told."""
+"""Functions that are pasted into the explorer: run only when switched on, by their own page, in time; what is told."""
 
 from __future__ import annotations
 

