@@ -123,6 +123,56 @@ def test_a_long_matrix_is_pooled_and_its_parts_are_exact() -> None:
         answer(scene, "/pooled?q0=5&q1=5")
 
 
+@pytest.mark.parametrize("d", [64, 100])
+def test_scaling_is_the_librarys_own_at_the_sliders_stops_and_between(scene: Scene, d: int) -> None:
+    found = asked(scene, "/scaling", d=d, sigma=2)
+    expected = ch.scaling(d, keys=64, queries=64, sigma=2.0).rows[0]
+    for name in ("unscaled", "scaled"):
+        assert found[name] == vars(getattr(expected, name))
+        drawn = found["drawn"][name]
+        assert sum(drawn["own"]["counts"]) == sum(drawn["shared"]["counts"]) == 64 * 64
+        assert sum(drawn["weights"]) == pytest.approx(1)
+    along = asked(scene, "/curve", sigma=2)
+    assert [row["d_k"] for row in along["rows"]] == [2**i for i in range(11)]
+
+
+def test_loops_give_what_attention_gives_and_every_pass(scene: Scene) -> None:
+    found = asked(scene, "/loops")
+    np.testing.assert_allclose(found["output"], ch.attention(CAT.q, CAT.k, CAT.v, mask=ch.causal()), rtol=1e-14)
+    lines = {one["line"].strip(): one["passes"] for one in found["lines"]}
+    dots = [one["value"] for one in lines["dot = dot + q[i][c] * k[j][c]"]]
+    np.testing.assert_allclose(dots, (CAT.q[:, None] * CAT.k).cumsum(-1).ravel(), rtol=1e-15)
+    counters = [tuple(one["at"].values()) for one in lines["dot = dot + q[i][c] * k[j][c]"]]
+    assert counters == list(np.ndindex(5, 5, 4)), "a pass that leaves its value as it was is a pass too"
+    with pytest.raises(ch.ArgumentError, match="which the loops do not have"):
+        answer(scene, "/loops?softcap=2")
+
+
+def test_lines_with_every_option_still_end_in_what_attention_gives() -> None:
+    draw = np.random.default_rng(0).standard_normal
+    q, k, v, sinks = draw((4, 3, 6)), draw((2, 5, 6)), draw((2, 5, 2)), draw(4)
+    options: dict[str, Any] = {"mask": ch.causal(), "bias": ch.alibi(4), "softcap": 2.0, "sinks": sinks}
+    scene = scene_of(q, k, v, **options)
+    found = asked(scene, "/code", head=3)
+    np.testing.assert_allclose(found["lines"][-1]["value"], ch.attention(q, k, v, **options)[3], rtol=1e-13)
+    names: dict[str, Any] = {"np": np, "q": q, "k": k, "v": v}
+    exec(found["python"], names)
+    np.testing.assert_allclose(names["output"], ch.attention(q, k, v, **options)[3], rtol=1e-13)
+
+
+def test_the_python_that_is_copied_is_the_call() -> None:
+    draw = np.random.default_rng(0).standard_normal
+    q, k, v = draw((2, 3, 4)), draw((1, 3, 4)), draw((1, 3, 2))
+    for options in (
+        {"mask": (ch.causal() | ch.window(1, 1)) & ~ch.lengths(1), "scale": 0.3},
+        {"mask": ch.lets(np.eye(3, dtype=bool)), "bias": ch.alibi(2)},
+        {"sinks": np.array([0.5, -1.0]), "bias": draw((3, 3))},
+    ):
+        names: dict[str, Any] = {}
+        exec(asked(scene_of(q, k, v, **options), "/about")["python"].replace("ch.observe", "found = ch.observe"), names)
+        np.testing.assert_allclose(names["found"].output, ch.attention(q, k, v, **options), rtol=1e-14)
+
+
 def test_mechanisms_are_computed_by_the_library(scene: Scene) -> None:
     ways = {way["name"]: way for way in asked(scene, "/compare")["ways"]}
     causal = ch.attention(CAT.q, CAT.k, CAT.v, mask=ch.causal())
@@ -130,6 +180,13 @@ def test_mechanisms_are_computed_by_the_library(scene: Scene) -> None:
     turned = ch.attention(ch.rotary()(CAT.q[None])[0], ch.rotary()(CAT.k[None])[0], CAT.v)
     np.testing.assert_allclose(ways["rotary"]["output"], turned, rtol=1e-14)
     assert ways["full"]["largest"] == 0
+    eight = [np.stack([array] * 8) for array in (CAT.q, CAT.k, CAT.v)]
+    slopes = ch.attention(*eight, bias=ch.alibi(8), mask=ch.causal())[0]
+    np.testing.assert_allclose(ways["ALiBi"]["output"], slopes, rtol=1e-14, atol=1e-16)
+    held = {way["name"]: way for way in asked(scene, "/compare", to="causal")["ways"]}
+    np.testing.assert_allclose(held["rotary"]["differences"], turned - causal, rtol=1e-12, atol=1e-15)
+    odd = asked(scene_of(CAT.q[:, :3], CAT.k[:, :3], CAT.v[:, :3]), "/compare")["ways"]
+    assert [way["name"] for way in odd if "refused" in way] == ["rotary", "grouped"]
 
 
 @pytest.mark.parametrize(

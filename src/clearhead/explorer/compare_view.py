@@ -18,6 +18,7 @@ from clearhead.explorer.scene import Scene
 
 SIDE = 64  # cells of a picture, each way; more are pooled, the largest weight in each
 MOST = 2048 * 2048  # pairs of a head
+MOST_KEPT = 8  # heads in a saved file
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # q (1, T, D), k (1, S, D), v (1, S, Dv): one head
 
@@ -139,5 +140,5 @@ def told(one: Mechanism, arrays: Arrays) -> dict[str, Any]:
 @keep
 def kept(subject: Subject) -> Iterator[str]:
     """What a saved file holds of it: each mechanism as the one that others are held against."""
-    yield "/compare"
+    yield from (spelled("/compare", head=head or None) for head in range(min(subject.scene({}).heads, MOST_KEPT)))
     yield from (spelled("/compare", to=one.name) for one in MECHANISMS[1:])

@@ -82,7 +82,10 @@ def position(scene: Scene, params: Params) -> Any:
 
 @keep
 def kept(subject: Subject) -> Iterator[str]:
-    """What a saved file holds of it: why each pair of a small call is seen, or is not."""
+    """What a saved file holds of it: every layer's mask, and why each pair of a small call is seen, or is not."""
+    for layer in range(1, len(subject.facts({}).get("layers") or [0])):
+        yield spelled("/mask", layer=layer)
+        yield spelled("/matrix", layer=layer, mask="none", what="weights")
     scene = subject.scene({})
     if scene.queries * scene.keys <= MOST_TOLD:
         yield from (spelled("/why", query=i, key=j) for i in range(scene.queries) for j in range(scene.keys))

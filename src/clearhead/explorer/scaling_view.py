@@ -28,11 +28,20 @@ def spread(scene: Scene, params: Params) -> Any:
     assert d is not None
     if d != int(d) or not 1 <= d <= STOPS[-1]:
         raise ArgumentError("d", f"is {d:g}, expected a whole number from 1 to {STOPS[-1]}")
-    found = scaling(int(d), keys=KEYS, queries=QUERIES, sigma=sigma)
-    draw = np.random.default_rng([0, int(d)]).standard_normal
-    q, k = sigma * draw((QUERIES, int(d))), sigma * draw((KEYS, int(d)))
+    return at(int(d), sigma)
+
+
+@lru_cache(maxsize=256)
+def at(d: int, sigma: float) -> dict[str, Any]:
+    """The same by d and σ, remembered: it depends on nothing else."""
+    along = stops(sigma)
+    row = next((one for one in along["rows"] if one["d_k"] == d), None)
+    if row is None:
+        row = asdict(scaling(d, keys=KEYS, queries=QUERIES, sigma=sigma).rows[0])
+    draw = np.random.default_rng([0, d]).standard_normal
+    q, k = sigma * draw((QUERIES, d)), sigma * draw((KEYS, d))
     both = {}
-    scales = (("unscaled", 1.0), ("scaled", float(int(d)) ** -0.5))
+    scales = (("unscaled", 1.0), ("scaled", float(d) ** -0.5))
     widest = float(np.abs(score(q, k, scale=1.0)).max())
     for name, scale in scales:
         scores = score(q, k, scale=scale)
@@ -43,8 +52,7 @@ def spread(scene: Scene, params: Params) -> Any:
             "own": {"counts": np.histogram(scores, BINS, (-limit, limit))[0], "limit": limit},
             "shared": {"counts": np.histogram(scores, BINS, (-widest, widest))[0], "limit": widest},
         }
-    row = asdict(found.rows[0])
-    return {"d": int(d), "sigma": sigma, "uniform": found.uniform, **row, "drawn": both}
+    return {"d": d, "sigma": sigma, "uniform": along["uniform"], **row, "drawn": both}
 
 
 @route("/curve")

@@ -12,8 +12,8 @@ export function find(about, shown, set) {
     ...about.query_tokens.map((token, i) => ({ token, kind: "query", i })),
     ...about.tokens.map((token, i) => ({ token, kind: "key", i })),
   ].sort((a, b) => (same ? a.i - b.i : 0));
-  const input = h("input", { type: "text", "aria-label": "Token to find", autocomplete: "off", spellcheck: "false", oninput: () => list(0), onkeydown: keys });
-  const found = h("ul", { class: "found", role: "listbox", "aria-label": "Places" });
+  const input = h("input", { type: "text", "aria-label": "Token to find", role: "combobox", "aria-expanded": "true", "aria-controls": "places", autocomplete: "off", spellcheck: "false", oninput: () => list(0), onkeydown: keys });
+  const found = h("ul", { class: "found", id: "places", role: "listbox", "aria-label": "Places" });
   const words = h("p", { class: "muted", role: "status" });
   const box = h("dialog", { class: "finder", "aria-label": "Find a token" }, h("h2", {}, "Find a token"), input, words, found);
   let listed = [];
@@ -26,7 +26,8 @@ export function find(about, shown, set) {
     at = Math.min(listed.length - 1, Math.max(0, to));
     words.textContent = all.length ? `${all.length} of ${places.length} places` : "No token has this text.";
     fill(found, listed.map((one, i) =>
-      h("li", { role: "option", "aria-selected": String(i === at), onclick: () => go(one) }, one.token, h("span", { class: "muted" }, `${one.kind} ${one.i}`))));
+      h("li", { role: "option", id: `place-${i}`, "aria-selected": String(i === at), onclick: () => go(one) }, one.token, h("span", { class: "muted" }, `${one.kind} ${one.i}`))));
+    input.setAttribute("aria-activedescendant", listed.length ? `place-${at}` : "");
     found.children[at]?.scrollIntoView({ block: "nearest" });
   }
 

@@ -1,5 +1,6 @@
 // A tour of a minute for who is here for the first time; it can be left at any step, and is not offered again.
 
+import { live } from "./ask.js";
 import { fill, h } from "./dom.js";
 
 const REMEMBERED = "clearhead.tour";
@@ -11,7 +12,7 @@ const STEPS = [
   { view: "heads", see: ".atlas", words: "Every head of the model. Open one, or draw what you seek." },
   { view: "scaling", see: "main .card", words: "Why scores are divided by √d: move the slider." },
   { view: "masks", see: "main .card", words: "Hide tokens with a click, in the words that Python takes." },
-  { view: "code", see: "main .card", words: "The same in a dozen lines; and a doctor for yours." },
+  { view: "code", small: true, see: "main .card", words: "The same in a dozen lines; and a doctor for yours." },
   { view: "heat", see: "#tools", words: "Press / to find a token, ? for every key." },
 ];
 
@@ -32,7 +33,8 @@ export function invite(start) {
 /** Go through the views, one sentence each. */
 export function tour(about, views, set) {
   leave();
-  const small = Boolean(about.q && about.k && about.v) && about.tokens.length <= 24;
+  // a saved model has no more than its maps, and a long call no walk
+  const small = Boolean(about.q && about.k && about.v) && about.tokens.length <= 24 && (live || !about.layers);
   const steps = STEPS.filter((one) => views.some((view) => view.id === one.view) && (small || !one.small));
   const words = h("p", { "aria-live": "polite" });
   const where = h("p", { class: "muted" });

@@ -69,9 +69,9 @@ export const geometry = {
       return ([x, y], name, kind, { width = 2, faint = false } = {}) => {
         const angle = Math.atan2(y - HALF, x - HALF);
         const wing = (turn) => `${x + 10 * Math.cos(angle + turn)} ${y + 10 * Math.sin(angle + turn)}`;
-        const far = x > SIDE - 90;
         const down = y < HALF ? -15 : 15;
-        const wide = 8 * [...name].length;
+        const wide = 9 * [...name].length;
+        const far = x + 10 + wide > SIDE;
         const left = far ? x - 8 - wide : x + 10;
         let at = y + (y < HALF ? -6 : 16);
         while (name && taken.some((one) => Math.abs(one.at - at) < 14 && one.left < left + wide && left < one.left + one.wide)) at += down;

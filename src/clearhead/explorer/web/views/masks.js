@@ -1,5 +1,6 @@
 // Masks put together by clicking, as the expression that Python takes; before and after; positions as pictures.
 
+import { ask as asked } from "../ask.js";
 import { fill, h, segment } from "../dom.js";
 import { full, two } from "../format.js";
 import { grid, rowsOf } from "../grid.js";
@@ -35,7 +36,7 @@ export const masks = {
     const columns = about.tokens.length;
     const names = { rows: about.query_tokens, columns: about.tokens };
     const input = h("input", { type: "text", "aria-label": "Mask, as in Python", disabled: !live, spellcheck: "false", onchange: (event) => set({ expression: event.target.value }) });
-    const add = h("div", { class: "tokens", role: "group", "aria-label": "Add a mask" });
+    const add = h("div", { class: "joins", role: "group", "aria-label": "Add a mask" });
     const view = h("div", { class: "thirds" });
     const why = h("p", { class: "why", role: "status" });
     const positions = h("div", { class: "quarters" });
@@ -43,7 +44,7 @@ export const masks = {
       h("div", { class: "card" }, h("label", { class: "expression" }, h("code", {}, "mask ="), input), add, live ? null : h("p", { class: "muted" }, "Other masks need the live page: clearhead explore.")),
       view, h("div", { class: "card" }, why),
       h("h2", { class: "part" }, "Positions"), h("p", { class: "lede" }, "Four ways in which a model knows where a token stands; 24 positions each, lighter is more."), positions);
-    let asked = 0;
+    let turn = 0;
     let drawn = null;
     let sign = "&";
 
@@ -67,7 +68,7 @@ export const masks = {
     }
 
     async function update(now) {
-      const mine = ++asked;
+      const mine = ++turn;
       input.value = expression();
       clicks();
       const said = own() ? null : expression();
@@ -76,7 +77,7 @@ export const masks = {
         ask("/matrix", { what: "weights", mask: "none" }).catch(() => null),
         ask("/matrix", { what: "weights", mask: said ?? call().mask }).catch(() => null),
       ]);
-      if (mine !== asked) return;
+      if (mine !== turn) return;
       drawn = { found, before, after };
       const at = [place(now, "query", rows, -1), place(now, "key", columns, -1)];
       const { allowed } = found;
@@ -102,7 +103,7 @@ export const masks = {
         return;
       }
       const told = await ask("/why", { expression: said, query: at[0], key: at[1] }).catch((error) => ({ words: error.message }));
-      if (mine !== asked) return;
+      if (mine !== turn) return;
       why.textContent = `${about.query_tokens[at[0]]} → ${about.tokens[at[1]]}: ${told.words}`;
       why.className = told.allowed ? "why good" : "why bad";
       say(why.textContent);
@@ -110,8 +111,8 @@ export const masks = {
 
     async function pictures(mine) {
       if (positions.childElementCount) return;
-      const all = await Promise.all(POSITIONS.map(([kind]) => ask("/position", { kind, count: 24 })));
-      if (mine !== asked) return;
+      const all = await Promise.all(POSITIONS.map(([kind]) => asked("/position", { kind, count: 24 })));
+      if (mine !== turn) return;
       fill(positions, POSITIONS.map(([, title], i) => h("section", { class: "card" }, h("h2", {}, title), grid(all[i].numbers, { label: `${title}, position by position`, width: 240, numbers: false }), h("p", { class: "muted" }, all[i].words), h("pre", {}, all[i].python))));
     }
 

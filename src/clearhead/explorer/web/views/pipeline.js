@@ -8,6 +8,7 @@ import { place } from "../state.js";
 const MOST_KEYS = 40; // that are shown at once, around the one pointed at
 const FEW_FEATURES = 8; // of q, k and v that are shown at first
 const PITCH = 2.75; // rem from a row to the next, as in style.css
+const ORDER = ["q", "k", "name", "dots", "scaled", "capped", "bias", "scores", "exponentials", "weights", "v", "arrow", "output"];
 const THICKEST = 18; // pixels of an arrow whose weight is 1
 
 export const pipeline = {
@@ -70,7 +71,7 @@ export const pipeline = {
         stage("Output", `of ${about.query_tokens[query]}`, h("ol", {}, row.output.slice(0, count("v")).map((one, c) =>
           h("li", {}, h("button", {
             type: "button", class: "box", "data-stage": "output", "data-feature": c, title: full(one), "aria-label": `Output, feature ${c + 1}: ${two(one)}`,
-            onpointerenter: () => point({ at: "output", feature: c }), onfocus: () => point({ at: "output", feature: c }), onclick: () => pin({ at: "output", feature: c }),
+            onpointerenter: () => point({ box: "output", feature: c }), onfocus: () => point({ box: "output", feature: c }), onclick: () => pin({ box: "output", feature: c }),
           }, h("span", {}, two(one))))))),
       );
       return found;
@@ -82,7 +83,7 @@ export const pipeline = {
       return h("li", {}, h("button", {
         type: "button", class: gone ? "box hidden" : "box", "data-stage": id, "data-key": j, title: gone ? "hidden by the mask" : full(number),
         "aria-label": `${title}, ${name}: ${gone ? "hidden" : two(number)}`,
-        onpointerenter: () => point({ at: id, key: j }), onfocus: () => point({ at: id, key: j }), onclick: () => pin({ at: id, key: j }),
+        onpointerenter: () => point({ box: id, key: j }), onfocus: () => point({ box: id, key: j }), onclick: () => pin({ box: id, key: j }),
       }, h("span", {}, gone ? "hidden" : two(number)), bar));
     }
 
@@ -93,9 +94,9 @@ export const pipeline = {
       const feature = (one, c) => h("input", {
         type: "number", step: "any", value: short(one), placeholder: two(one), title: full(one), disabled: !live, "aria-label": `${name}, ${token === "Query" ? about.query_tokens[i] : token}, feature ${c + 1}`,
         "data-stage": name, "data-key": name === "q" ? null : i, "data-feature": c,
-        onfocus: (event) => { event.target.value = full(one); point(name === "q" ? { at: "q", feature: c } : { at: name, key: i, feature: c }); },
+        onfocus: (event) => { event.target.value = full(one); point(name === "q" ? { box: "q", feature: c } : { box: name, key: i, feature: c }); },
         onblur: (event) => { if (event.target.value === full(one)) event.target.value = short(one); },
-        onpointerenter: () => point(name === "q" ? { at: "q", feature: c } : { at: name, key: i, feature: c }),
+        onpointerenter: () => point(name === "q" ? { box: "q", feature: c } : { box: name, key: i, feature: c }),
         onchange: (event) => edit(name, i, c, event.target.value),
       });
       const boxes = all.slice(0, count(name)).map(feature);
@@ -127,7 +128,7 @@ export const pipeline = {
 
     /** Where one points: lit as what it is, what it came from, what it goes to. */
     function light(now) {
-      const at = now.at ?? (now.key ? "weights" : null);
+      const at = ORDER.includes(now.box) ? now.box : now.key ? "weights" : null;
       const key = place(now, "key", columns, -1);
       const feature = now.feature === undefined ? null : Number(now.feature);
       for (const one of flow.querySelectorAll("[data-stage]")) {
@@ -141,7 +142,7 @@ export const pipeline = {
 
     async function tell(now, row, query, key, mine) {
       const asking = about.query_tokens[query];
-      if (now.at === "output" && now.feature !== undefined) {
+      if (now.box === "output" && now.feature !== undefined) {
         const c = Math.min(row.output.length - 1, Number(now.feature));
         const parts = row.contributions.map((one, j) => [about.tokens[j], value(row.weights[j]) === 0 ? null : one[c]]).filter(([, one]) => one !== null);
         say(`Output ${c + 1} of ${asking}: ${two(row.output[c])}`);
@@ -183,7 +184,7 @@ export const pipeline = {
     function step(dq, dk) {
       const now = state();
       set({
-        at: dk ? (now.at && now.at !== "output" && now.at !== "q" ? now.at : "weights") : now.at,
+        box: dk ? (now.box && now.box !== "output" && now.box !== "q" ? now.box : "weights") : now.box,
         query: Math.min(rows - 1, Math.max(0, place(now, "query", rows) + dq)),
         key: dk ? Math.min(columns - 1, Math.max(0, place(now, "key", columns, -1) + dk)) : now.key,
       }, { quiet: true });
@@ -209,7 +210,7 @@ export const pipeline = {
       keys: {
         ArrowLeft: () => step(-1, 0), ArrowRight: () => step(1, 0), ArrowUp: () => step(0, -1), ArrowDown: () => step(0, 1),
         Enter: () => set({ pinned: "1" }, { quiet: true }),
-        Escape: () => set({ key: null, at: null, feature: null, pinned: null }),
+        Escape: () => set({ key: null, box: null, feature: null, pinned: null }),
       },
     };
   },
@@ -217,7 +218,6 @@ export const pipeline = {
 
 /** What a box is to the one pointed at: itself, where it came from, where it goes to, or nothing. */
 function relation({ at, key, feature }, there) {
-  const order = ["q", "k", "name", "dots", "scaled", "capped", "bias", "scores", "exponentials", "weights", "v", "arrow", "output"];
   const same = there.key === key;
   if (there.stage === at && (there.key === null || same) && (there.feature === null || there.feature === feature)) return "self";
   if (at === "output") return there.stage === "v" ? (there.feature === feature ? "from" : null) : ["weights", "arrow"].includes(there.stage) ? "from" : null;
@@ -229,7 +229,7 @@ function relation({ at, key, feature }, there) {
   if (!same) return null;
   if (there.stage === "k") return at === "k" ? null : "from";
   if (there.stage === "v" || there.stage === "name") return there.stage === "v" ? "to" : null;
-  return order.indexOf(there.stage) < order.indexOf(at) ? "from" : "to";
+  return ORDER.indexOf(there.stage) < ORDER.indexOf(at) ? "from" : "to";
 }
 
 /** A number in a narrow box: as it is where that is short, else two decimals; pointing and focus show all of it. */

@@ -1,5 +1,6 @@
 // Why scores are divided by √d: the same queries and keys with the division and without, as d and σ grow.
 
+import { ask } from "../ask.js"; // as it is: nothing here is of the call that is explored
 import { choice, fill, h, s, segment } from "../dom.js";
 import { full, two, value } from "../format.js";
 import { describe } from "../keys.js";
@@ -16,7 +17,7 @@ export const scaling = {
   id: "scaling",
   title: "Scaling",
   lede: "Queries and keys of d random numbers. Without 1/√d one key takes all as d grows, and nothing is left to learn from.",
-  async show(root, { ask, set, say, state, live }) {
+  async show(root, { set, say, state, live }) {
     describe([["← →", "less d, more d"], ["↓ ↑", "less σ, more σ"]]);
     const [stops, sigmas] = live ? [BETWEEN, FINER] : [STOPS, SIGMAS];
     const range = (name, all, label) => h("input", { type: "range", class: "scrubber", min: 0, max: all.length - 1, step: 1, "aria-label": label, oninput: (event) => set({ [name]: all[event.target.value] }, { quiet: true }) });
@@ -51,7 +52,7 @@ export const scaling = {
       says.textContent = String(sigma);
       const view = BOTH.some(([one]) => one === now.show) ? now.show : "both";
       const axis = now.axis === "own" ? "own" : "shared";
-      const line = LINES.some(([one]) => one === now.line) ? now.line : "gradient";
+      const line = LINES.some(([one]) => one === now.curve) ? now.curve : "gradient";
       fill(controls, segment("What is shown", BOTH, view, (one) => set({ show: one })),
         segment("Axes of scores", [["shared", "same axis"], ["own", "own axes"]], axis, (one) => set({ axis: one })));
       const [found, along] = await Promise.all([ask("/scaling", { d, sigma }), ask("/curve", { sigma })]);
@@ -59,7 +60,7 @@ export const scaling = {
       drawn = { found, along, line };
       say(`d ${found.d}: entropy ${two(found.unscaled.entropy)} without, ${two(found.scaled.entropy)} with the scale`);
       fill(both, ["unscaled", "scaled"].filter((one) => view === "both" || view === one).map((name) => one(found, name, axis)));
-      fill(curve, h("div", { class: "heading" }, h("h2", {}, "As d grows"), choice("", LINES, line, (one) => set({ line: one }))), lines(along, line, found.d), h("p", { class: "muted" }, along.verdict));
+      fill(curve, h("div", { class: "heading" }, h("h2", {}, "As d grows"), choice("", LINES, line, (one) => set({ curve: one }))), lines(along, line, found.d), h("p", { class: "muted" }, along.verdict));
       curve.querySelector("select").setAttribute("aria-label", "What is drawn as d grows");
     }
 
@@ -99,19 +100,21 @@ export const scaling = {
 
     function lines({ rows }, line, d) {
       const most = rows.reduce((top, row) => Math.max(top, value(row.unscaled[line]), value(row.scaled[line])), 1e-9);
-      const x = (i) => 40 + (760 * i) / (rows.length - 1);
+      const wide = Math.max(320, Math.min(900, (document.getElementById("view").clientWidth || 900) - 80)); // letters stay as large as they are
+      const right = wide - 96;
+      const x = (i) => 40 + ((right - 40) * i) / (rows.length - 1);
       const y = (number) => 150 - (130 * value(number)) / most;
       const at = rows.findIndex((row) => row.d_k >= d);
       const path = (name) => rows.map((row, i) => `${i ? "L" : "M"}${x(i)} ${y(row[name][line])}`).join("");
-      return s("svg", { class: "chart", viewBox: "0 0 900 180", role: "img", "aria-label": `${line} from d = 1 to 1,024, with the scale and without` },
-        s("line", { class: "axis", x1: 40, x2: 800, y1: 150.5, y2: 150.5 }),
+      return s("svg", { class: "chart", viewBox: `0 0 ${wide} 180`, role: "img", "aria-label": `${line} from d = 1 to 1,024, with the scale and without` },
+        s("line", { class: "axis", x1: 40, x2: right, y1: 150.5, y2: 150.5 }),
         s("line", { class: "mark", x1: x(at), x2: x(at), y1: 10, y2: 150 }),
         ["unscaled", "scaled"].map((name) => [
           s("path", { class: `line ${name}`, d: path(name) }),
           rows.map((row, i) => s("circle", { class: `dot ${name}`, cx: x(i), cy: y(row[name][line]), r: 4 }, s("title", {}, `d = ${row.d_k}: ${full(row[name][line])}`))),
-          s("text", { class: `label ${name}`, x: 808, y: y(rows.at(-1)[name][line]) + 4 }, name === "scaled" ? "with 1/√d" : "without"),
+          s("text", { class: `label ${name}`, x: right + 10, y: y(rows.at(-1)[name][line]) + 4 }, name === "scaled" ? "with 1/√d" : "without"),
         ]),
-        rows.map((row, i) => s("text", { x: x(i), y: 170, "text-anchor": "middle" }, String(row.d_k))),
+        rows.map((row, i) => (wide < 600 && i % 2 ? null : s("text", { x: x(i), y: 170, "text-anchor": "middle" }, String(row.d_k)))),
         s("text", { x: 34, y: 24, "text-anchor": "end" }, two(most)), s("text", { x: 34, y: 154, "text-anchor": "end" }, "0"));
     }
 
