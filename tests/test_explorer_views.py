@@ -148,8 +148,25 @@ def test_any_number_can_be_changed_in_place_and_keeps_the_focus(page: Any, url: 
     sync_api.expect(box).to_be_focused()
     box.fill("")
     box.press("Enter")
-    sync_api.expect(page.locator("#live")).not_to_have_text("")
+    sync_api.expect(page.locator(".panel .bad")).to_have_text(f"{name}, feature 2: expected a number.")
     assert state(page)["edits"].endswith("-1.5"), "what is no number changes nothing"
+
+
+def test_what_is_pinned_stays_and_a_page_that_is_scrolled_stays_where_it_is(page: Any, url: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 500})
+    shown(page, f"{url}#/pipeline?query=2", "pipeline")
+    stage(page, "Raw scores").locator(".box").nth(1).click()
+    sync_api.expect(page.locator(".panel .muted")).to_contain_text("Pinned")
+    page.mouse.wheel(0, 400)
+    at = page.evaluate("new Promise((done) => requestAnimationFrame(() => done(scrollY)))")
+    stage(page, "Raw scores").locator(".box").nth(0).dispatch_event("pointerenter")
+    sync_api.expect(page.locator(".panel .pair")).to_have_text("sat → cat")
+    page.mouse.move(2, 2)
+    page.keyboard.press("Escape")
+    sync_api.expect(page.locator(".panel .pair")).to_have_text("output of sat")
+    page.keyboard.press("ArrowDown")
+    sync_api.expect(page.locator(".panel .pair")).to_have_text("sat → The")
+    assert page.evaluate("scrollY") >= at > 0
 
 
 def test_the_walk_fills_a_board_jumps_and_plays(page: Any, url: str) -> None:

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def examined(source: str, name: str = "", seconds: float = SECONDS) -> dict[str,
         (place / "pasted.py").write_text(source, encoding="utf-8")
         paths = os.pathsep.join(path for path in sys.path if path)
         child = subprocess.Popen(
-            [sys.executable, "-m", "clearhead.explorer.pasted", folder, name],
+            [sys.executable, "-m", "clearhead.explorer.pasted", folder, name, str(seconds)],
             cwd=folder, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -156,8 +157,11 @@ def _masks(others: list[tuple[str, Any]]) -> list[tuple[dict[str, Any], Any]]:
     return found
 
 
-def main(folder: str, name: str) -> None:
+def main(folder: str, name: str, seconds: float) -> None:
     """Load what was pasted, check it, and leave what was found, or why nothing was."""
+    late = threading.Timer(seconds + 1, os._exit, (124,))  # should who waits for it be gone by then
+    late.daemon = True
+    late.start()
     place = Path(folder)
     source = (place / "pasted.py").read_text(encoding="utf-8")
     spec = importlib.util.spec_from_file_location("pasted", place / "pasted.py")
@@ -176,4 +180,4 @@ def main(folder: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))

@@ -39,7 +39,13 @@ export function say(words) {
   document.getElementById("live").textContent = words;
 }
 
+let listed = null; // what the navigation shows: it is made anew only when that changes
+
 function navigation(now) {
+  const same = JSON.stringify([offered(about).map((view) => view.id), now.view]);
+  if (same === listed) return;
+  listed = same;
+  const nav = document.getElementById("nav");
   const links = offered(about).map((view, i) =>
     h(
       "a",
@@ -48,8 +54,9 @@ function navigation(now) {
       h("kbd", { "aria-hidden": "true" }, String((i + 1) % 10)),
     ),
   );
-  fill(document.getElementById("nav"), ...links);
-  document.querySelector("#nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  fill(nav, ...links);
+  const current = nav.querySelector("[aria-current]");
+  if (current && nav.scrollWidth > nav.clientWidth) nav.scrollLeft = current.offsetLeft - nav.clientWidth / 2 + current.clientWidth / 2;
 }
 
 function go(event, view) {

@@ -165,20 +165,18 @@ export const pipeline = {
 
     function edit(name, i, c, text) {
       if (text === "" || !Number.isFinite(Number(text))) {
+        const words = `${name}, feature ${c + 1}: expected a number.`;
         drawn = null;
-        throwSoft("That is no number.");
+        update(state()).then(() => {
+          fill(panel, h("p", { class: "bad", role: "alert" }, words));
+          say(words);
+        });
         return;
       }
       const owner = Math.floor((head * about[name].length) / about.heads);
       const where = `${name}.${owner}.${i}.${c}.`;
       const others = (state().edits ?? "").split(";").filter((one) => one && !one.startsWith(where));
       set({ edits: [...others, where + text].join(";") });
-    }
-
-    function throwSoft(words) {
-      say(words);
-      fill(panel, h("p", { class: "bad", role: "alert" }, words));
-      update(state());
     }
 
     function step(dq, dk) {
