@@ -296,7 +296,7 @@ def test_a_line_in_a_loop_shows_each_pass(page: Any, url: str) -> None:
     page.keyboard.press("ArrowRight")
     sync_api.expect(page.locator(".panel .big")).to_have_text(f"{dots[2]:.2f}")
     page.keyboard.press("ArrowDown")
-    sync_api.expect(page.locator(".listing [aria-current=true]")).to_contain_text("scores.append")
+    sync_api.expect(page.locator(".listing [aria-current=true]")).to_contain_text("score = scale * dot")
 
 
 def test_a_pasted_function_runs_only_behind_its_switch_and_its_failing_cell_opens(page: Any, url: str) -> None:

@@ -29,7 +29,8 @@ def loops(q, k, v, scale, allowed):  # type: ignore[no-untyped-def]  # shown as 
             dot = 0.0
             for c in range(len(q[i])):
                 dot = dot + q[i][c] * k[j][c]
-            scores.append(scale * dot if allowed[i][j] else -math.inf)
+            score = scale * dot if allowed[i][j] else -math.inf
+            scores.append(score)
         largest = max(scores)
         if largest == -math.inf:
             output.append([0.0] * len(v[0]))

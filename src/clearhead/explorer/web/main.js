@@ -124,8 +124,9 @@ async function refresh(anew = false) {
   const called = JSON.stringify([call(now), view.byHead ? now.head : null]);
   navigation({ ...now, view: view.id });
   if (!anew && shown && shown.id === view.id && shown.called === called && shown.update) {
+    const begun = turn;
     await guarded(() => shown.update(now));
-    document.documentElement.dataset.ready = view.id;
+    if (begun === turn) document.documentElement.dataset.ready = view.id;
     return;
   }
   const mine = ++turn;
@@ -153,6 +154,7 @@ async function refresh(anew = false) {
   shown = { id: view.id, called, ...made };
   fill(root, body);
   await guarded(() => made.shown?.());
+  if (mine !== turn) return;
   refocused(focused);
   document.documentElement.dataset.ready = view.id;
 }
