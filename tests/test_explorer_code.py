@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import clearhead as ch
+from clearhead.cli.explores import explore
 from clearhead.explorer.given import given_scene
 from clearhead.explorer.pasted import LONGEST, chosen, examined, told
 from clearhead.explorer.scene import scene_of
@@ -107,6 +108,25 @@ def test_a_connection_that_keeps_silent_is_closed(server: Server, monkeypatch: p
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as silent:
             silent.sendall(begun)
             assert silent.recv(100) == b""
+
+
+def test_the_command_line_warns_of_what_others_could_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(self: Server) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "serve_forever", interrupted)
+    explore(host="0.0.0.0", port=0, no_browser=True, run_code=True)
+    assert "and can run code on this machine" in capsys.readouterr().err
+    explore(host="0.0.0.0", port=0, no_browser=True)
+    said = capsys.readouterr().err
+    assert "can see the page" in said
+    assert "run code" not in said
+    explore(port=0, no_browser=True)
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert shown.out.startswith("http://127.0.0.1:")
 
 
 def test_a_server_that_may_not_run_code_cannot_be_switched_on() -> None:

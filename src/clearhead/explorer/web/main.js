@@ -102,10 +102,12 @@ function failed(error) {
 
 /** What a view does, and where that cannot be done the reason, above what is seen already. */
 async function guarded(act) {
+  const begun = turn;
   root.querySelector("section > .passing")?.remove();
   try {
     await act();
   } catch (error) {
+    if (begun !== turn) return; // another view is shown by now
     const said = failed(error);
     said.classList.add("passing");
     root.querySelector("section > .lede")?.after(said);
