@@ -38,6 +38,23 @@ class Grid:
         return f"(batch {self.batch}, heads {self.heads}, queries {self.queries}, keys {self.keys})"
 
 
+class Lengths:
+    """What has queries (…, T, D) and keys (…, S, D), and says how many of them there are."""
+
+    q: Array
+    k: Array
+
+    @property
+    def queries(self) -> int:
+        """How many queries there are."""
+        return int(self.q.shape[-2])
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are."""
+        return int(self.k.shape[-2])
+
+
 def blocks(length: int, size: int) -> Iterator[range]:
     """The ranges of at most `size` that cover `range(length)`.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, quote, urlsplit
 
 import numpy as np
@@ -34,13 +34,6 @@ class Subject(Protocol):
         """What a page has to know besides the call."""
 
 
-class Route(NamedTuple):
-    """What answers to an address, and of what kind of subject: of any, its call."""
-
-    answers: Callable[[Any, Params], Any]
-    of: type | None
-
-
 @dataclass(frozen=True)
 class Answer:
     """What goes over the wire: its bytes, and whether they are JSON or an array."""
@@ -53,15 +46,16 @@ Answers = Callable[[Any, Params], Any]
 
 
 class Routes:
-    """What can be asked, by address. A view's module adds its own."""
+    """What can be asked, by address, and of what kind of subject: of any, its call. A view's module adds its own."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Route] = {}
+        self.known: dict[str, dict[type | None, Answers]] = {}
 
     def __call__(self, path: str, of: type | None = None) -> Callable[[Answers], Answers]:
         def add(answers: Answers) -> Answers:
-            assert path not in self.known, path
-            self.known[path] = Route(answers, of)
+            kinds = self.known.setdefault(path, {})
+            assert of not in kinds, path
+            kinds[of] = answers
             return answers
 
         return add
@@ -85,12 +79,13 @@ def answer(subject: Subject, address: str) -> Answer:
     if parts.path not in route.known:
         raise ArgumentError("address", f"is {parts.path[:60]!r}, which nothing answers to")
     params = dict(parse_qsl(parts.query, keep_blank_values=True))
-    one = route.known[parts.path]
-    if one.of is not None and not isinstance(subject, one.of):
-        raise ArgumentError("address", f"{parts.path} is asked of a model, and this is one call")
+    kinds = route.known[parts.path]
     example = given_scene(params["given"]) if params.get("given") else None
-    of = subject if one.of is not None else example or subject.scene(params)
-    found = one.answers(of, params)
+    mine = [one for one in kinds if one is not None and isinstance(subject, one)]
+    kind = mine[0] if mine and not (example and None in kinds) else None
+    if kind is None and None not in kinds:
+        raise ArgumentError("address", f"{parts.path} is asked of a model, and this is one call")
+    found = kinds[kind]((example or subject.scene(params)) if kind is None else subject, params)
     if parts.path == "/about":
         found |= {} if example else subject.facts(params)
     if isinstance(found, np.ndarray):

@@ -10,6 +10,7 @@ import numpy as np
 
 from clearhead.core.arrays import AnyArray, to_numpy
 from clearhead.core.errors import ArgumentError
+from clearhead.core.grid import Lengths
 from clearhead.core.mask import Mask
 from clearhead.core.problem import pose
 from clearhead.core.spelling import read_mask
@@ -20,7 +21,7 @@ MOST_EDITS = 2000  # cells that are edited at once
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class Scene(Lengths):
     """One call, with a name for each position.
 
     `q`, `k` and `v` have a head axis before positions and features; batch axes are taken one row at a time.
@@ -39,16 +40,6 @@ class Scene:
         """How many query heads there are."""
         return int(self.q.shape[-3])
 
-    @property
-    def queries(self) -> int:
-        """How many queries there are."""
-        return int(self.q.shape[-2])
-
-    @property
-    def keys(self) -> int:
-        """How many keys there are."""
-        return int(self.k.shape[-2])
-
     def scene(self, params: Mapping[str, str]) -> Scene:
         """Itself: a call is explored as it is."""
         return self
@@ -65,8 +56,11 @@ class Scene:
     def edited(self, params: Mapping[str, str]) -> Scene:
         """The same with what the page says: edited cells, another mask, scale or softcap.
 
-        `edits` are `array.head.row.column.value`, one after the other, with semicolons between them.
+        `edits` are `array.head.row.column.value`, one after the other, with semicolons between them. Where nothing is
+        said it is the same scene, by which what was computed of it is found again.
         """
+        if not any(params.get(name) for name in ("edits", "mask", "scale", "softcap")):
+            return self
         arrays = {name: getattr(self, name) for name in ("q", "k", "v")}
         text = params.get("edits", "")
         cells = text.split(";") if text else []

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.arrays import Array, is_array, to_numpy
+from clearhead.core.grid import Lengths
 from clearhead.core.mask import Mask, as_mask
 from clearhead.core.masks import causal as causal_mask
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class Given(Lengths):
     """Queries, keys, values and options of a call; `causal` aligns the first query with the first key, as PyTorch does.
 
     A boolean `mask` is True where a query may attend. A float mask of PyTorch is a `bias`.
@@ -29,16 +30,6 @@ class Given:
     scale: float | None = None
     softcap: float | None = None
     sinks: Array | None = None
-
-    @property
-    def queries(self) -> int:
-        """How many queries there are."""
-        return int(self.q.shape[-2])
-
-    @property
-    def keys(self) -> int:
-        """How many keys there are."""
-        return int(self.k.shape[-2])
 
     @property
     def options(self) -> dict[str, Any]:
