@@ -19,7 +19,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.explorer.answers import LONGEST, answer, packed, spelled
-from clearhead.explorer.long_view import largest
+from clearhead.explorer.layered import largest
 from clearhead.explorer.model import Model
 from clearhead.explorer.saved import page
 from clearhead.explorer.scene import Scene, scene_of
@@ -281,7 +281,9 @@ def test_the_saved_page_holds_what_views_ask_for_and_nothing_from_elsewhere(scen
     answers = json.loads(found[1])
     for address in ("/about", "/matrix?what=weights", "/cell?key=1&query=2", "/walk", "/code", "/compare"):
         assert gzip.decompress(b64decode(answers[address])) == answer(scene, address).body
-    assert not re.findall(r"(?:src|href)=\"(?!data:|#)", text)
+    markup = re.sub(r"(?s)(<script[^>]*>).*?</script>", r"\1</script>", text)
+    assert markup.count("<script") == 2
+    assert not re.findall(r"(?:src|href)=\"(?!data:|#)", markup)
     assert "http" not in re.sub(r"http-equiv|http://www.w3.org/2000/svg", "", re.sub(r"base64,[\w+/=]+", "", text))
     assert len(text) < 400_000
     tokens = ["</script>", "<b>", "&", '"', "ok"]
@@ -332,7 +334,7 @@ def test_another_text_is_read_by_the_model_and_bounded(model: Model) -> None:
         (spelled("/about", text="x " * 3000), "expected at most 4,000"),
         (spelled("/about", layer=7), "expected 0 to 2"),
         (spelled("/like", drawn="01"), "expected 64 signs"),
-        (spelled("/words", which="x"), "expected head, mean or rollout"),
+        (spelled("/words", which="x"), "expected head, mean, chosen or rollout"),
     ):
         with pytest.raises(ch.ArgumentError, match=words):
             answer(model, address)
@@ -354,20 +356,6 @@ def test_javascript_computes_no_number_of_attention() -> None:
     for path in WEB.rglob("*.js"):
         text = path.read_text(encoding="utf-8")
         assert not re.findall(r"Math\.(?:exp|log|sqrt|pow|tanh|hypot)|\w \*\* ", text), path.name
-
-
-def test_weights_alone_are_explored_with_the_scores_they_come_from() -> None:
-    seen = ch.observe(CAT.q, CAT.k, CAT.v, mask=ch.causal(), weights=True)
-    scene = ch.explore(seen, tokens=CAT.tokens).subject.scene({})
-    np.testing.assert_allclose(asked(scene, "/matrix"), seen.weights, rtol=1e-14, atol=1e-300)
-    own = ch.trace(CAT.q, CAT.k, CAT.v, query=3, mask=ch.causal()).row
-    rounding = 4 * np.finfo(float).eps * (1 + abs(seen.lse[3]))  # log weight and lse are added, and may cancel
-    np.testing.assert_allclose(scene.trace(3).row.scores[:4], own.scores[:4], rtol=0, atol=rounding)
-    assert (asked(scene, "/margins")["allowed"] == np.tri(5)).all()
-    heads = ch.observe(*np.random.default_rng(0).standard_normal((3, 2, 3, 4, 5)), weights=True)
-    np.testing.assert_allclose(asked(ch.explore(heads).subject.scene({}), "/matrix", head=2), heads.weights[0, 2])
-    with pytest.raises(ch.ArgumentError, match="without weights"):
-        ch.explore(ch.observe(CAT.q, CAT.k, CAT.v))
 
 
 def test_what_is_explored(tmp_path: Path) -> None:

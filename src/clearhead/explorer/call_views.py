@@ -1,4 +1,4 @@
-"""What the views of one call ask for: what it is, one query's numbers, whole matrices, one pair, every operation."""
+"""What the views of one call ask for: what it is, one query's numbers, one pair, every operation."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.calls import observe
 from clearhead.core.errors import ArgumentError
-from clearhead.core.grid import Grid
 from clearhead.core.mask import Where
 from clearhead.explain.row import Row
 from clearhead.explain.walk import Operation
 from clearhead.explorer.answers import Params, route, whole
 from clearhead.explorer.scene import Scene
 
-SHADES = ("linear", "log", "no sink")
-MATRICES = ("dots", "scaled", "scores", "weights")
 SHOWN = 2048  # numbers of q, k or v that can be changed one by one
 MOST_WALKED = 20_000  # operations of a walk, of all queries
-MOST_CELLS = 2048 * 2048  # of a matrix that is shown whole
 WORDS = 12  # of a step's sentence
 
 
@@ -56,65 +51,6 @@ def row(scene: Scene, params: Params) -> Any:
     numbers = {field.name: getattr(found, field.name) for field in fields(found)}
     numbers["contributions"] = np.array([found.contribution(j) for j in range(found.keys)])
     return {name: value for name, value in numbers.items() if value is not None}
-
-
-@route("/matrix")
-def matrix(scene: Scene, params: Params) -> Any:
-    """One number of every pair of one head, (queries, keys): NaN where the mask hides it from weights and scores."""
-    scene = scene.edited(params)
-    what = params.get("what", "weights")
-    if what not in MATRICES:
-        raise ArgumentError("what", f"is {what[:40]!r}, expected one of {', '.join(MATRICES)}")
-    if scene.queries * scene.keys > MOST_CELLS:
-        raise ArgumentError("what", f"has {scene.queries:,} × {scene.keys:,} cells: ask for a pooled map")
-    head = whole(params, "head", scene.heads)
-    return np.stack([getattr(scene.trace(i, head).row, what) for i in range(scene.queries)]).astype("<f8")
-
-
-@route("/shade")
-def shade(scene: Scene, params: Params) -> Any:
-    """The same matrix as shades of 0 to 254, for pixels; 255 is hidden by the mask or not finite."""
-    numbers = matrix(scene, params)
-    how = params.get("scale_of", "linear")
-    if how not in SHADES:
-        raise ArgumentError("scale_of", f"is {how[:40]!r}, expected one of {', '.join(SHADES)}")
-    hidden = margins(scene, params)["allowed"]
-    seen = np.isfinite(numbers) if hidden is None else np.isfinite(numbers) & (hidden > 0)
-    if how == "log":
-        with np.errstate(divide="ignore", invalid="ignore"):
-            numbers = np.log10(np.maximum(np.abs(numbers), 1e-6))
-    counted = seen.copy()
-    if how == "no sink":
-        counted[:, 0] = False
-    some = numbers[counted]
-    if params.get("what", "weights") == "weights" and how != "log":
-        low, high = 0.0, float(some.max(initial=0.0))
-    else:
-        low, high = (float(some.min()), float(some.max())) if some.size else (0.0, 1.0)
-    spread = (np.where(seen, numbers, low) - low) / ((high - low) or 1.0)
-    return np.where(seen, np.clip(spread * 254, 0, 254), 255).astype(np.uint8)
-
-
-@route("/margins")
-def margins(scene: Scene, params: Params) -> Any:
-    """Beside the matrix of one head: which pairs are hidden, entropy of rows, sums of columns, largest scores."""
-    scene = scene.edited(params)
-    head = whole(params, "head", scene.heads)
-    seen = observe(scene.q, scene.k, scene.v, received=True, **scene.options)
-    mask = scene.options.get("mask")
-    grid = Grid((), scene.heads, scene.queries, scene.keys)
-    allowed = None
-    if mask is not None and hasattr(mask, "dense"):
-        whole_mask = np.asarray(mask.dense(grid.queries, grid.keys, heads=grid.heads))
-        allowed = np.broadcast_to(whole_mask, (*whole_mask.shape[:-3], grid.heads, grid.queries, grid.keys))
-        allowed = allowed.reshape(-1, grid.heads, grid.queries, grid.keys)[0, head]
-    return {
-        "entropy": seen.entropy[head],
-        "received": None if seen.received is None else seen.received[head],
-        "max_score": seen.max_score[head],
-        "lse": seen.lse[head],
-        "allowed": None if allowed is None else allowed.astype(int),
-    }
 
 
 @route("/cell")

@@ -13,7 +13,7 @@ from clearhead.core.grid import Grid
 from clearhead.core.masks import causal, window
 from clearhead.core.positions import alibi, rotary
 from clearhead.explorer.answers import Params, Subject, keep, route, spelled, whole
-from clearhead.explorer.long_view import largest
+from clearhead.explorer.layered import largest
 from clearhead.explorer.scene import Scene
 
 SIDE = 64  # cells of a picture, each way; more are pooled, the largest weight in each

@@ -21,6 +21,8 @@ from clearhead.explorer.answers import LONGEST, Answer, Subject, answer
 from clearhead.explorer.web_files import MIME, web_files
 
 POLICY = "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
+# where Colab shows a port of its machine, through a proxy of its own
+COLAB = "https://colab.research.google.com https://*.googleusercontent.com"
 PORTS = 20  # that are tried after the one asked for
 SECONDS = 30  # that a connection may keep silent
 AT_ONCE = 8  # answers that are computed side by side; others wait
@@ -29,20 +31,31 @@ HERE = ("127.0.0.1", "::1", "localhost")
 
 
 class Server(ThreadingHTTPServer):
-    """One call or model, served until `shutdown`."""
+    """One call or model, served until `shutdown`.
+
+    Behind a notebook's proxy a request has other names for this machine; there the token alone says who may ask.
+    """
 
     daemon_threads = True
 
     def __init__(
-        self, subject: Subject, host: str = "127.0.0.1", port: int = 8707, *, run_code: bool | None = None
+        self,
+        subject: Subject,
+        host: str = "127.0.0.1",
+        port: int = 8707,
+        *,
+        run_code: bool | None = None,
+        proxied: bool = False,
     ) -> None:
         self.subject = subject
         # the page's own switch is believed on this machine alone; elsewhere it is for who starts the server to say
-        self.may_run = host in HERE if run_code is None else run_code
+        self.may_run = host in HERE and not proxied if run_code is None else run_code
         self.runs = bool(run_code)
         self.checking = threading.Lock()
         self.token = secrets.token_urlsafe(16)
         self.files: Mapping[str, bytes] = web_files()
+        self.proxied = proxied
+        self.policy = POLICY.replace("frame-ancestors 'none'", f"frame-ancestors {COLAB}") if proxied else POLICY
         self.turns = threading.Semaphore(AT_ONCE)
         for number in [*range(port, port + PORTS), 0] if port else [0]:
             try:
@@ -141,12 +154,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def trusted(self) -> bool:
         """True for a request of the page itself, which knows the token and comes from where it is served."""
-        origin = self.headers.get("Origin")
+        origin, proxied = self.headers.get("Origin"), self.server.proxied
         if len(self.path) > LONGEST:
             self.refuse(414, "This address is too long.")
-        elif self.headers.get("Host", "") not in self.server.hosts:
+        elif not proxied and self.headers.get("Host", "") not in self.server.hosts:
             self.refuse(403, "This server answers to its own address only.")
-        elif origin is not None and origin not in {f"http://{host}" for host in self.server.hosts}:
+        elif not proxied and origin is not None and origin not in {f"http://{host}" for host in self.server.hosts}:
             self.refuse(403, "Pages from elsewhere are not answered.")
         elif not secrets.compare_digest(self.path[1:].split("/", 1)[0].split("?", 1)[0], self.server.token):
             self.refuse(403, "The address lacks its token: open the one that was printed.")
@@ -188,7 +201,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in (
             ("Content-Type", mime),
             ("Content-Length", str(len(body))),
-            ("Content-Security-Policy", POLICY),
+            ("Content-Security-Policy", self.server.policy),
             ("X-Content-Type-Options", "nosniff"),
             ("Referrer-Policy", "no-referrer"),
             ("Cross-Origin-Resource-Policy", "same-origin"),

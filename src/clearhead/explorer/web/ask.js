@@ -35,6 +35,14 @@ export function ask(path, params = {}) {
   return kept.get(address);
 }
 
+/** What was asked for, or null where a saved file has it not. */
+export function ifThere(found) {
+  return found.catch((error) => {
+    if (error instanceof NeedsLive) return null;
+    throw error;
+  });
+}
+
 /** Hand something to the server, which answers or says why not. */
 export async function post(path, body) {
   if (!live) throw new NeedsLive("This needs the live page: clearhead explore.");
@@ -58,7 +66,8 @@ function replied(reply, body) {
 
 async function embedded(address) {
   if (!(address in answers)) throw new NeedsLive("This needs the live page: clearhead explore.");
-  const bytes = Uint8Array.from(atob(answers[address]), (c) => c.charCodeAt(0));
+  const held = answers[address].startsWith("/") ? answers[answers[address]] : answers[address]; // one answer, two addresses
+  const bytes = Uint8Array.from(atob(held), (c) => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const buffer = await new Response(stream).arrayBuffer();
   const first = new Uint8Array(buffer)[0];

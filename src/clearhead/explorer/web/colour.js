@@ -19,6 +19,13 @@ const TABLE =
 const RGB = new Uint8Array(256 * 3);
 for (let i = 0; i < RGB.length; i++) RGB[i] = parseInt(TABLE.slice(2 * i, 2 * i + 2), 16);
 
+/** Shade → pixel, as `ImageData` has them on a machine that stores the lowest byte first; 255 is clear. */
+export const PIXELS = new Uint32Array(256);
+for (let shade = 0; shade < 255; shade++) {
+  const [red, green, blue] = rgb(shade);
+  PIXELS[shade] = ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+}
+
 /** The red, green and blue of a shade from 0 to 254. */
 export function rgb(shade) {
   const at = 3 * (shade > 254 ? 255 : shade);

@@ -1,6 +1,6 @@
-// Small pictures on a canvas: numbers to shades, linearly; hatching for what is hidden.
+// Pictures on a canvas: shades as a bitmap, numbers to shades, linearly; hatching for what is hidden.
 
-import { rgb } from "./colour.js";
+import { PIXELS } from "./colour.js";
 import { h } from "./dom.js";
 import { value } from "./format.js";
 
@@ -23,40 +23,74 @@ export function sheet(width, height, attributes = {}) {
   return { canvas, pen };
 }
 
+const tiles = new Map(); // by their colours: one is enough for every frame
+
 /** Diagonal lines, for what a mask hides. */
 export function hatching(pen, line, ground) {
-  const tile = new OffscreenCanvas(6, 6);
-  const small = tile.getContext("2d");
-  small.fillStyle = ground;
-  small.fillRect(0, 0, 6, 6);
-  small.strokeStyle = line;
-  small.beginPath();
-  small.moveTo(-1, 7);
-  small.lineTo(7, -1);
-  small.stroke();
-  return pen.createPattern(tile, "repeat");
+  const key = `${line} ${ground}`;
+  if (!tiles.has(key)) {
+    const tile = new OffscreenCanvas(6, 6);
+    const small = tile.getContext("2d");
+    small.fillStyle = ground;
+    small.fillRect(0, 0, 6, 6);
+    small.strokeStyle = line;
+    small.beginPath();
+    small.moveTo(-1, 7);
+    small.lineTo(7, -1);
+    small.stroke();
+    tiles.set(key, tile);
+  }
+  return pen.createPattern(tiles.get(key), "repeat");
+}
+
+/** Shades, a byte a cell, as a bitmap that is painted once; 255 is clear, so that what lies below it is seen. */
+export function bitmap(shades, rows, columns, start = 0) {
+  const image = new ImageData(columns, rows);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let i = 0; i < pixels.length; i++) pixels[i] = PIXELS[shades[start + i]];
+  const made = new OffscreenCanvas(columns, rows);
+  made.getContext("2d").putImageData(image, 0, 0);
+  return made;
+}
+
+/** Numbers as shades between the least and the most of them; 255 for what is hidden or not finite. */
+export function shaded(rows, { low = null, high = null, hidden = null } = {}) {
+  const [count, width] = [rows.length, rows[0].length];
+  const numbers = new Float64Array(count * width);
+  let least = Infinity;
+  let most = -Infinity;
+  for (let i = 0, at = 0; i < count; i++) {
+    const row = rows[i];
+    for (let j = 0; j < width; j++, at++) {
+      const x = hidden?.(i, j) ? NaN : typeof row[j] === "number" ? row[j] : value(row[j]);
+      numbers[at] = x;
+      if (x < least && x > -Infinity) least = x;
+      if (x > most && x < Infinity) most = x;
+    }
+  }
+  least = low ?? least;
+  most = high ?? most;
+  const shades = new Uint8Array(count * width);
+  const each = 254 / (most - least || 1);
+  for (let i = 0; i < shades.length; i++) {
+    const x = numbers[i];
+    shades[i] = Number.isFinite(x) ? Math.round(each * (Math.min(most, Math.max(least, x)) - least)) : 255;
+  }
+  return { shades, low: least, high: most };
 }
 
 /** Rows of numbers as a picture of `side` pixels; `hidden(i, j)` is hatched. */
-export function picture(rows, { side = 240, low = null, high = null, hidden = () => false, label }) {
-  const numbers = rows.map((row) => Array.from(row, value));
-  const seen = numbers.flatMap((row, i) => row.filter((x, j) => Number.isFinite(x) && !hidden(i, j)));
-  const least = low ?? seen.reduce((a, b) => Math.min(a, b), Infinity);
-  const most = high ?? seen.reduce((a, b) => Math.max(a, b), -Infinity);
+export function picture(rows, { side = 240, low = null, high = null, hidden = null, label }) {
   const [count, width] = [rows.length, rows[0].length];
-  const size = Math.max(1, Math.min(side / width, (side * 1.5) / count));
+  const found = shaded(rows, { low, high, hidden });
+  const size = Math.min(side / width, (side * 1.5) / count);
   const { canvas, pen } = sheet(width * size, count * size, { role: "img", "aria-label": label });
   const colour = colours();
-  const hatched = hatching(pen, colour("line"), colour("card"));
-  for (let i = 0; i < count; i++) {
-    for (let j = 0; j < width; j++) {
-      const x = numbers[i][j];
-      const shade = Math.round((254 * (Math.min(most, Math.max(least, x)) - least)) / (most - least || 1));
-      pen.fillStyle = hidden(i, j) || !Number.isFinite(x) ? hatched : `rgb(${rgb(shade).join(" ")})`;
-      pen.fillRect(j * size, i * size, size + 0.5, size + 0.5);
-    }
-  }
-  return { canvas, size, low: least, high: most };
+  pen.fillStyle = hatching(pen, colour("line"), colour("card"));
+  pen.fillRect(0, 0, width * size, count * size);
+  pen.imageSmoothingEnabled = size < 1;
+  pen.drawImage(bitmap(found.shades, count, width), 0, 0, width * size, count * size);
+  return { canvas, size, low: found.low, high: found.high };
 }
 
 /** The cell of a picture under the pointer. */
@@ -65,4 +99,10 @@ export function under(event, canvas, columns, rows) {
   const j = Math.floor(((event.clientX - area.left) / area.width) * columns);
   const i = Math.floor(((event.clientY - area.top) / area.height) * rows);
   return i >= 0 && j >= 0 && i < rows && j < columns ? [i, j] : null;
+}
+
+/** Say in the browser's own timeline how long it took from here, where data has arrived, until it is on the screen. */
+export function timed(name) {
+  const start = performance.now();
+  return () => requestAnimationFrame(() => setTimeout(() => performance.measure(`clearhead ${name}`, { start })));
 }

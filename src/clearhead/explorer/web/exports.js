@@ -10,8 +10,6 @@
 import { h } from "./dom.js";
 import { pictured } from "./pictured.js";
 
-export { escaped } from "./pictured.js";
-
 const SHARP = 2; // pixels of a PNG for each of the page
 
 /** The four buttons of a view. `given` gives its exports, `about` what it shows, `say` tells that it is done. */

@@ -26,7 +26,7 @@ import { walk } from "./views/walk.js";
  */
 export const VIEWS = [pipeline, heat, walk, scaling, geometry, masks, heads, long, code, compare];
 
-const offered = (about) => VIEWS.filter((view) => view.of !== "model" || about?.layers);
+const offered = (about) => VIEWS.filter((view) => (about?.views ? about.views.includes(view.id) : view.of !== "model" || about?.layers));
 const CHANGED = ["edits", "mask", "scale", "softcap", "given"];
 let about = null;
 
@@ -137,6 +137,7 @@ async function refresh(anew = false) {
   try {
     about = await ask("/about", call(now));
     if (mine !== turn) return;
+    if (about.views && !about.views.includes(view.id)) return set({ view: about.views[0] }, { quiet: true }); // observations alone
     navigation({ ...now, view: view.id });
     document.title = `${view.title} · ${about.name} · clearhead`;
     document.getElementById("formula").textContent = about.formula;
