@@ -2,6 +2,7 @@
 
 - to compute: `attention`, `observe`, `gradients`, `merge`; `set_threads`
 - to see: `trace`, `trace_layer`, `explore`, `watch`, `merge_subwords`, `plot_attention` and eight more
+- to approximate, and say how far from exact: `approximate`, `audit`; methods: `linear`, `performer`
 - to judge: `check`, `shuffle_weights`; to change heads and see what they add: `ablate`, `patch`, `contributions`
 - to know the cost: `plan`, `profile`, `scaling`
 - masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`; & | ~; of arrays:
@@ -30,6 +31,7 @@ from clearhead.kernels.threads import set_threads
 if TYPE_CHECKING:
     from clearhead import nn as nn
     from clearhead import textbook as textbook
+    from clearhead.approximations import Audit, Method, approximate, audit, linear, performer
     from clearhead.doctor import Report, check
     from clearhead.explain.layers import LayerTrace, trace_layer
     from clearhead.explain.tracing import Trace, trace
@@ -60,6 +62,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
+    "Audit",
     "Call",
     "Dropout",
     "Explorer",
@@ -67,6 +70,7 @@ __all__ = [
     "LayerTrace",
     "Linear",
     "Mask",
+    "Method",
     "Observed",
     "Partial",
     "Plan",
@@ -78,7 +82,9 @@ __all__ = [
     "Yarn",
     "ablate",
     "alibi",
+    "approximate",
     "attention",
+    "audit",
     "causal",
     "check",
     "contributions",
@@ -89,11 +95,13 @@ __all__ = [
     "hides",
     "lengths",
     "lets",
+    "linear",
     "merge",
     "merge_subwords",
     "observe",
     "padding",
     "patch",
+    "performer",
     "plan",
     "plot_attention",
     "plot_bias",
@@ -122,6 +130,12 @@ __all__ = [
 
 # What is looked at after the fact is imported when it is first asked for, so that `import clearhead` stays light
 _LATER = {
+    "Audit": "clearhead.approximations",
+    "Method": "clearhead.approximations",
+    "approximate": "clearhead.approximations",
+    "audit": "clearhead.approximations",
+    "linear": "clearhead.approximations",
+    "performer": "clearhead.approximations",
     "Call": "clearhead.watching.call",
     "Explorer": "clearhead.explorer.opening",
     "LayerTrace": "clearhead.explain.layers",

@@ -1,0 +1,14 @@
+"""The efficient variants, each beside the exact answer: methods as values, and how far from exact they are.
+
+approximate(q, k, v, performer(256), mask=causal())
+audit(performer(256), q, k, v)
+"""
+
+from clearhead.approximations.approximating import approximate
+from clearhead.approximations.auditing import audit
+from clearhead.approximations.audits import Audit
+from clearhead.approximations.favor import performer
+from clearhead.approximations.linear_transformer import linear
+from clearhead.approximations.method import Method, crossover
+
+__all__ = ["Audit", "Method", "approximate", "audit", "crossover", "linear", "performer"]
