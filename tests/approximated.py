@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.approximations.directions import directions
+from clearhead.approximations.reformer import rotations
 
 Answer = tuple[np.ndarray, np.ndarray]
 
@@ -68,3 +69,119 @@ def in_heads(
         shared = (*at[:-1], at[-1] // group)
         output[at], weights[at] = formula(q[at], k[shared], v[shared], seen[at], **how)
     return output, weights
+
+
+def by_softmax(scores: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    scores = np.where(allowed, scores, -np.inf)
+    peak = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(peak), peak, 0))
+    total = weights.sum(-1, keepdims=True)
+    return weights / np.where(total == 0, 1, total)
+
+
+def scaled(q: np.ndarray) -> Any:
+    return 1 / np.sqrt(q.dtype.type(q.shape[-1]))
+
+
+def stretches(length: int, count: int) -> list[list[int]]:
+    """Positions of each of `count` stretches: i is in stretch i · count // length."""
+    count = min(count, length)
+    return [[i for i in range(length) if i * count // length == s] for s in range(count)]
+
+
+def means(x: np.ndarray, there: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    rows = [[i for i in one if there[i]] for one in stretches(len(x), count)]
+    found = [x[one].sum(0) / x.dtype.type(max(len(one), 1)) for one in rows]
+    return np.stack(found), np.array([bool(one) for one in rows])
+
+
+def linformer(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray, *, length: int, arrays: Any = None
+) -> Answer:
+    there = seen.any(0)
+    if arrays is None:
+        pooled, some = means(np.eye(len(k), dtype=q.dtype), there, length)
+        e = f = pooled
+    else:
+        e, f = (np.where(there, a[:, : len(k)].astype(q.dtype), 0) for a in arrays)
+        some = np.ones(len(e), bool)
+    k, v = (np.where(there[:, None], a, 0) for a in (k, v))
+    weights = by_softmax(scaled(q) * (q @ (e @ k).T), np.broadcast_to(some, (len(q), len(some))))
+    return weights @ (f @ v), weights @ f
+
+
+def nystrom(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray, *, landmarks: int, iterations: int = 6
+) -> Answer:
+    there, scale, count = seen.any(0), scaled(q), min(landmarks, len(q), len(k))
+    k, v = (np.where(there[:, None], a, 0) for a in (k, v))
+    near_q, _ = means(q, np.ones(len(q), bool), count)
+    near_k, some = means(k, there, count)
+    left = by_softmax(scale * (q @ near_k.T), np.broadcast_to(some, (len(q), count)))
+    middle = by_softmax(scale * (near_q @ near_k.T), np.broadcast_to(some, (count, count)))
+    right = by_softmax(scale * (near_q @ k.T), np.broadcast_to(there, (count, len(k))))
+    norm = middle.sum(0).max() * middle.sum(1).max()
+    z, one = middle.T / (norm if norm else 1), np.eye(count, dtype=q.dtype)
+    for _ in range(iterations):
+        az = middle @ z
+        z = z @ (13 * one - az @ (15 * one - az @ (7 * one - az))) / 4
+    return left @ (z @ (right @ v)), left @ z @ right
+
+
+def lsh(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray, *, buckets: int, rounds: int, seed: int = 0,
+    duplicates: bool = False,
+) -> Answer:  # fmt: skip
+    k, v = (np.where(seen.any(0)[:, None], a, 0) for a in (k, v))
+    times = np.zeros(seen.shape, q.dtype)
+    for turn in rotations(rounds, q.shape[-1], buckets, seed):
+        mine, theirs = (np.concatenate([x @ turn, -(x @ turn)], -1).argmax(-1) for x in (q, k))
+        times += mine[:, None] == theirs
+    scores = scaled(q) * (q @ k.T)
+    if duplicates:
+        scores = scores + np.log(np.maximum(times, 1))
+    weights = by_softmax(scores, seen & (times > 0))
+    return weights @ v, weights
+
+
+def topk_blocks(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray, *, keep: int, block: int, first: int | None = None
+) -> Answer:
+    there = seen.any(0) if first is None else np.ones(len(k), bool)
+    down, across = ([range(s, min(s + block, len(x))) for s in range(0, len(x), block)] for x in (q, k))
+    allowed = np.zeros(seen.shape, bool)
+    for rows in down:
+        promises = []
+        for columns in across:
+            real = [j for j in columns if there[j]]
+            promise = scaled(q) * (q[list(rows)].mean(0) @ k[real].mean(0)) if real else -np.inf
+            if first is not None and columns[0] > rows[-1] + first:
+                promise = -np.inf
+            elif first is not None and columns[0] + block > rows[0] + first:
+                promise = np.inf  # it holds the position of one of these queries
+            promises.append(promise)
+        for best in np.argsort(-np.array(promises, dtype=np.float64), kind="stable")[:keep]:
+            allowed[np.ix_(list(rows), list(across[best]))] = True
+    k, v = (np.where(seen.any(0)[:, None], a, 0) for a in (k, v))
+    weights = by_softmax(scaled(q) * (q @ k.T), allowed & seen)
+    return weights @ v, weights
+
+
+def clusters(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray, *, count: int, iterations: int = 10, seed: int = 0
+) -> Answer:
+    count = min(count, len(q))
+    picked = np.sort(np.random.default_rng([seed, len(q), count]).choice(len(q), count, replace=False))
+    centroids = q[picked]
+
+    def nearest() -> np.ndarray:
+        return ((q[:, None] - centroids[None]) ** 2).sum(-1).argmin(-1)
+
+    mine = nearest()
+    for _ in range(iterations):
+        centroids = np.stack([q[mine == c].mean(0) if (mine == c).any() else centroids[c] for c in range(count)])
+        mine = nearest()
+    centroids = np.stack([q[mine == c].mean(0) if (mine == c).any() else centroids[c] for c in range(count)])
+    k, v = (np.where(seen.any(0)[:, None], a, 0) for a in (k, v))
+    weights = by_softmax(scaled(q) * (centroids @ k.T), np.broadcast_to(seen.any(0), (count, len(k))))[mine]
+    return weights @ v, weights

@@ -2,7 +2,8 @@
 
 - to compute: `attention`, `observe`, `gradients`, `merge`; `set_threads`
 - to see: `trace`, `trace_layer`, `explore`, `watch`, `merge_subwords`, `plot_attention` and eight more
-- to approximate, and say how far from exact: `approximate`, `audit`; methods: `linear`, `performer`
+- to approximate, and say how far from exact: `approximate`, `audit`; methods: `linear`, `performer`, `linformer`,
+  `nystrom`, `lsh`, `clusters`, `topk_blocks`
 - to judge: `check`, `shuffle_weights`; to change heads and see what they add: `ablate`, `patch`, `contributions`
 - to know the cost: `plan`, `profile`, `scaling`
 - masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`; & | ~; of arrays:
@@ -31,7 +32,19 @@ from clearhead.kernels.threads import set_threads
 if TYPE_CHECKING:
     from clearhead import nn as nn
     from clearhead import textbook as textbook
-    from clearhead.approximations import Audit, Method, approximate, audit, linear, performer
+    from clearhead.approximations import (
+        Audit,
+        Method,
+        approximate,
+        audit,
+        clusters,
+        linear,
+        linformer,
+        lsh,
+        nystrom,
+        performer,
+        topk_blocks,
+    )
     from clearhead.doctor import Report, check
     from clearhead.explain.layers import LayerTrace, trace_layer
     from clearhead.explain.tracing import Trace, trace
@@ -87,6 +100,7 @@ __all__ = [
     "audit",
     "causal",
     "check",
+    "clusters",
     "contributions",
     "documents",
     "explore",
@@ -96,8 +110,11 @@ __all__ = [
     "lengths",
     "lets",
     "linear",
+    "linformer",
+    "lsh",
     "merge",
     "merge_subwords",
+    "nystrom",
     "observe",
     "padding",
     "patch",
@@ -121,6 +138,7 @@ __all__ = [
     "set_threads",
     "shuffle_weights",
     "sinusoidal",
+    "topk_blocks",
     "trace",
     "trace_layer",
     "watch",
@@ -131,14 +149,10 @@ __all__ = [
 # What is looked at after the fact is imported when it is first asked for, so that `import clearhead` stays light
 _LATER = {
     "Audit": "clearhead.approximations",
-    "Method": "clearhead.approximations",
-    "approximate": "clearhead.approximations",
-    "audit": "clearhead.approximations",
-    "linear": "clearhead.approximations",
-    "performer": "clearhead.approximations",
     "Call": "clearhead.watching.call",
     "Explorer": "clearhead.explorer.opening",
     "LayerTrace": "clearhead.explain.layers",
+    "Method": "clearhead.approximations",
     "Plan": "clearhead.measure.plans",
     "Profile": "clearhead.measure.profiling",
     "Report": "clearhead.doctor",
@@ -146,11 +160,19 @@ _LATER = {
     "Seen": "clearhead.watching.seen",
     "Trace": "clearhead.explain.tracing",
     "ablate": "clearhead.watching.edits",
+    "approximate": "clearhead.approximations",
+    "audit": "clearhead.approximations",
     "check": "clearhead.doctor",
+    "clusters": "clearhead.approximations",
     "contributions": "clearhead.watching.direct",
     "explore": "clearhead.explorer.opening",
+    "linear": "clearhead.approximations",
+    "linformer": "clearhead.approximations",
+    "lsh": "clearhead.approximations",
     "merge_subwords": "clearhead.watching.words",
+    "nystrom": "clearhead.approximations",
     "patch": "clearhead.watching.edits",
+    "performer": "clearhead.approximations",
     "plan": "clearhead.measure.plans",
     "plot_attention": "clearhead.plots",
     "plot_bias": "clearhead.plots",
@@ -164,6 +186,7 @@ _LATER = {
     "profile": "clearhead.measure.profiling",
     "scaling": "clearhead.measure.scales",
     "shuffle_weights": "clearhead.measure.shuffling",
+    "topk_blocks": "clearhead.approximations",
     "trace": "clearhead.explain.tracing",
     "trace_layer": "clearhead.explain.layers",
     "watch": "clearhead.watching.opening",

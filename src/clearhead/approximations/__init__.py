@@ -7,8 +7,26 @@ audit(performer(256), q, k, v)
 from clearhead.approximations.approximating import approximate
 from clearhead.approximations.auditing import audit
 from clearhead.approximations.audits import Audit
+from clearhead.approximations.block_selection import topk_blocks
+from clearhead.approximations.clustering import clusters
 from clearhead.approximations.favor import performer
 from clearhead.approximations.linear_transformer import linear
+from clearhead.approximations.low_rank import linformer
 from clearhead.approximations.method import Method, crossover
+from clearhead.approximations.nystromformer import nystrom
+from clearhead.approximations.reformer import lsh
 
-__all__ = ["Audit", "Method", "approximate", "audit", "crossover", "linear", "performer"]
+__all__ = [
+    "Audit",
+    "Method",
+    "approximate",
+    "audit",
+    "clusters",
+    "crossover",
+    "linear",
+    "linformer",
+    "lsh",
+    "nystrom",
+    "performer",
+    "topk_blocks",
+]

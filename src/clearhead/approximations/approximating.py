@@ -62,7 +62,7 @@ def approximate(
     result = _turned("output", output) if layout == "nhd" else output
     if audit is None:
         return result
-    problem, _ = method.posed(*arrays, mask, scale, temperature)
+    problem, _ = method.posed(arrays[0], arrays[1], arrays[2], mask, scale, temperature)
     return result, judged(method, problem, output, audit, 8, 0)
 
 

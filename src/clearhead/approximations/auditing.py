@@ -89,7 +89,7 @@ def audit(
         raise ArgumentError("q, k, v", "hold no numbers yet: audit outside of what traces them")
     if 0 in (*problem.grid.shape, problem.width):
         raise ArgumentError("q, k, v", f"are empty: there is nothing to compare in {problem.grid}")
-    given = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
+    given: dict[str, Any] = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
     options = {name: value for name, value in given.items() if value is not None}
     if isinstance(approximation, Method) and not approximation.scaled:
         options.pop("scale", None)
@@ -113,8 +113,8 @@ def judged(approximation: Any, problem: Problem, output: Array, queries: int, to
     shape = (*grid.batch, grid.heads, grid.queries, problem.width)
     expected = shape[1:] if problem.headless else shape
     if not is_array(output) or tuple(output.shape) != expected:
-        got = tuple(output.shape) if is_array(output) else f"a {type(output).__name__}"
-        raise ArgumentError("approximation", f"gave {got}, expected an array of shape {expected} as attention gives")
+        gave = tuple(output.shape) if is_array(output) else f"a {type(output).__name__}"
+        raise ArgumentError("approximation", f"gave {gave}, expected an array of shape {expected} as attention gives")
     places = sampled(grid.queries, queries, seed)
     method = approximation if isinstance(approximation, Method) else None
     seen = None if method is None else sight(problem, method, causal=method.acausal)

@@ -240,4 +240,11 @@ def _known(value: float) -> float | None:
 
 
 def _listed(array: np.ndarray) -> object:
-    return np.where(np.isfinite(array), array, None).tolist() if array.size else []
+    numbers: object = array.tolist()
+
+    def known(value: object) -> object:
+        if isinstance(value, list):
+            return [known(one) for one in value]
+        return _known(value) if isinstance(value, float) else value
+
+    return known(numbers)

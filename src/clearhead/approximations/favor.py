@@ -2,7 +2,7 @@
 
     φ(x)_r = exp(ω_r · x − |x|²/2) / √m,    ω_r ~ N(0, I),      so that   E φ(x) · φ(y) = e^(x · y)
 
-Choromanski et al. 2021, "Rethinking Attention with Performers", lemma 1 and section 2.4; x is q or k times the square
+Choromanski et al. 2021, "Rethinking Attention with Performers", lemma 1; x is q or k times the square
 root of the scale. The ω of a block of D features are made orthogonal, which lowers the variance and changes no mean.
 kind="relu" is the paper's generalised attention, φ(x)_r = max(ω_r · x, 0) + ε, another mechanism than softmax.
 
