@@ -1,9 +1,9 @@
 """Exact scaled dot-product attention that you can see through.
 
 - to compute: `attention`, `observe`, `gradients`, `merge`; `set_threads`
-- to see: `trace`, `trace_layer`, `explore`, `watch`, `merge_subwords`, `plot_attention` and eight more
-- to approximate, and say how far from exact: `approximate`, `audit`; methods: `linear`, `performer`, `linformer`,
-  `nystrom`, `lsh`, `clusters`, `topk_blocks`
+- to see: `trace`, `trace_layer`, `explore`, `watch`, `merge_subwords`, `plot_attention` and nine more
+- to approximate, and say how far from exact: `approximate`, `audit`, `sweep`; methods: `linear`, `performer`,
+  `linformer`, `nystrom`, `lsh`, `clusters`, `topk_blocks`
 - to judge: `check`, `shuffle_weights`; to change heads and see what they add: `ablate`, `patch`, `contributions`
 - to know the cost: `plan`, `profile`, `scaling`
 - masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`; & | ~; of arrays:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         lsh,
         nystrom,
         performer,
+        sweep,
         topk_blocks,
     )
     from clearhead.doctor import Report, check
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         plot_profile,
         plot_scaling,
         plot_shift,
+        plot_sweep,
     )
     from clearhead.watching.call import Call
     from clearhead.watching.direct import contributions
@@ -129,6 +131,7 @@ __all__ = [
     "plot_profile",
     "plot_scaling",
     "plot_shift",
+    "plot_sweep",
     "prefix",
     "profile",
     "random_blocks",
@@ -138,6 +141,7 @@ __all__ = [
     "set_threads",
     "shuffle_weights",
     "sinusoidal",
+    "sweep",
     "topk_blocks",
     "trace",
     "trace_layer",
@@ -183,9 +187,11 @@ _LATER = {
     "plot_profile": "clearhead.plots",
     "plot_scaling": "clearhead.plots",
     "plot_shift": "clearhead.plots",
+    "plot_sweep": "clearhead.plots",
     "profile": "clearhead.measure.profiling",
     "scaling": "clearhead.measure.scales",
     "shuffle_weights": "clearhead.measure.shuffling",
+    "sweep": "clearhead.approximations",
     "topk_blocks": "clearhead.approximations",
     "trace": "clearhead.explain.tracing",
     "trace_layer": "clearhead.explain.layers",

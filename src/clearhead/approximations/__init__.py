@@ -15,10 +15,12 @@ from clearhead.approximations.low_rank import linformer
 from clearhead.approximations.method import Method, crossover
 from clearhead.approximations.nystromformer import nystrom
 from clearhead.approximations.reformer import lsh
+from clearhead.approximations.sweeping import Sweep, sweep
 
 __all__ = [
     "Audit",
     "Method",
+    "Sweep",
     "approximate",
     "audit",
     "clusters",
@@ -28,5 +30,6 @@ __all__ = [
     "lsh",
     "nystrom",
     "performer",
+    "sweep",
     "topk_blocks",
 ]

@@ -1,4 +1,4 @@
-"""The command line: `clearhead explain | check | plan | profile | scaling | explore | plot | watch`."""
+"""The command line: `clearhead explain | check | plan | profile | approximate | scaling | explore | plot | watch`."""
 
 from clearhead.cli.application import app, main
 

@@ -16,6 +16,9 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from clearhead.cli import (
+    approximates as approximate,
+)
+from clearhead.cli import (
     checks as check,
 )
 from clearhead.cli import (
@@ -144,6 +147,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     check.check: "Is an implementation right?",
     plan.plan: "Which kernel, why, at what cost.",
     profile.profile: "Time and memory as lengths grow.",
+    approximate.approximate: "How far approximations are.",
     scaling.scaling: "Why scores are divided by √d.",
     explore.explore: "The same in the browser.",
     plot.plot: "Pictures, as PNG, SVG or PDF.",

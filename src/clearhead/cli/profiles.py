@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from clearhead.approximations.spelling import read_method
 from clearhead.cli import inputs
 from clearhead.core.errors import ArgumentError
 from clearhead.core.spelling import read_mask
@@ -39,7 +40,10 @@ def numbers(option: str, text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def measured(lengths: str | None, heads: int, features: int, dtype: str, mask: str | None, seconds: float) -> Profile:
+def measured(
+    lengths: str | None, heads: int, features: int, dtype: str, mask: str | None, seconds: float,
+    method: str | None = None,
+) -> Profile:  # fmt: skip
     """The profile of some lengths, with a progress bar on stderr where somebody is watching."""
     chosen = None if lengths is None else numbers("--lengths", lengths)
     console = Console(stderr=True)
@@ -56,6 +60,7 @@ def measured(lengths: str | None, heads: int, features: int, dtype: str, mask: s
             dtype=dtype,
             mask=None if mask is None else read_mask(mask, "--mask"),
             seconds=seconds,
+            method=None if method is None else read_method(method, "--method"),
             progress=lambda done, of, words: bar.update(task, completed=done, total=of, description=words),
         )
 
@@ -69,6 +74,9 @@ def profile(
     dtype: Annotated[str, typer.Option(help="float16, float32 or float64.")] = "float32",
     mask: inputs.MaskText = None,
     seconds: Annotated[float, typer.Option(help="How long it may take in all.")] = 60.0,
+    method: Annotated[
+        str | None, typer.Option(help='Measure an approximation beside it: "performer(256)".', metavar="METHOD")
+    ] = None,
     paper: Annotated[
         bool, typer.Option("--paper", help="On paper: of published models, or at --lengths; measure nothing.")
     ] = False,
@@ -80,6 +88,7 @@ def profile(
     Examples:
       clearhead profile
       clearhead profile --lengths 512,1024,2048,4096 --mask "causal()" --json
+      clearhead profile --method "performer(128)"
       clearhead profile --paper
       clearhead profile --paper --lengths 512,1024,2048 --heads 8
     """
@@ -87,7 +96,7 @@ def profile(
         chosen = None if lengths is None else numbers("--lengths", lengths)
         _paper(json, chosen, heads, features, dtype)
         return
-    found = measured(lengths, heads, features, dtype, mask, seconds)
+    found = measured(lengths, heads, features, dtype, mask, seconds, method)
     if json:
         typer.echo(found.json())
     else:

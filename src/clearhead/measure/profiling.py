@@ -39,13 +39,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class Point:
-    """One length: the formula's time and memory, None where it was not run, and the kernel's; the matrix's size."""
+    """One length: the formula's time and memory, None where it was not run, and the kernel's; the matrix's size.
+
+    `method` is what was measured beside them, if anything was.
+    """
 
     length: int
     matrix: int
     formula: Measured | None
     kernel: Measured
     name: str
+    method: Measured | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ class Fit:
 class Profile:
     """What was measured, length by length. `print` it, or ask for `json()`; `plot_profile` draws it.
 
-    `stopped` says from which length on the formula was not run, and why; `ended` from which on nothing was.
+    `stopped` says from which length on the formula was not run, and why; `ended` from which on nothing was. `method` is
+    what was measured beside the kernel, if anything was, and `crossover` the length from which on it is the quicker.
     """
 
     heads: int
@@ -73,6 +78,28 @@ class Profile:
     points: tuple[Point, ...]
     stopped: str | None
     ended: str | None = None
+    method: str | None = None
+
+    @property
+    def method_fit(self) -> Fit | None:
+        """How the method's time grows; None with fewer than three lengths."""
+        return fit([(p.length, p.method.seconds) for p in self.points if p.method is not None])
+
+    @property
+    def crossover(self) -> float | None:
+        """The length from which on the method is quicker than the kernel, between two that were measured on a line.
+
+        None where it is not at the longest; the shortest where it always is.
+        """
+        gains = [(p.length, p.kernel.seconds / p.method.seconds) for p in self.points if p.method is not None]
+        slower = [place for place, (_, gain) in enumerate(gains) if gain < 1]
+        if not gains or len(gains) - 1 in slower:
+            return None
+        if not slower:
+            return float(gains[0][0])
+        (below, low), (above, high) = gains[slower[-1]], gains[slower[-1] + 1]
+        share = -math.log(low) / (math.log(high) - math.log(low))
+        return float(below * (above / below) ** share)
 
     @property
     def formula_fit(self) -> Fit | None:
@@ -100,7 +127,14 @@ class Profile:
         for words in (self.stopped, self.ended):
             if words is not None:
                 first += ["", *textwrap.wrap(words, width)]
-        return ["\n".join(first), "\n".join(second)]
+        tables = ["\n".join(first), "\n".join(second)]
+        if self.method is not None:
+            third = [""] * (len(textwrap.wrap(heading, width)) + 1)
+            third += [*textwrap.wrap(self.method, width), *self._table("method", width), ""]
+            third += [] if self.method_fit is None else textwrap.wrap(str(self.method_fit), width)
+            quicker = "at none of these lengths" if self.crossover is None else f"from about {self.crossover:,.0f} on"
+            tables.append("\n".join([*third, *textwrap.wrap(f"quicker than the kernel {quicker}", width)]))
+        return tables
 
     def _table(self, way: str, width: int) -> list[str]:
         titles = ["length", "time", "growth", "peak", "growth", "matrix", "growth"]
@@ -131,7 +165,15 @@ class Profile:
         """Every number that was measured."""
         fits = {"formula_fit": self.formula_fit, "kernel_fit": self.kernel_fit}
         found = {name: None if one is None else asdict(one) for name, one in fits.items()}
-        return json.dumps(asdict(self) | found)
+        told = asdict(self) | found
+        if self.method is None:
+            del told["method"]
+            for point in told["points"]:
+                del point["method"]
+        else:
+            told |= {"method_fit": None if self.method_fit is None else asdict(self.method_fit)}
+            told["crossover"] = self.crossover
+        return json.dumps(told)
 
 
 def _seconds(value: float) -> str:
@@ -163,6 +205,7 @@ def profile(
     mask: Mask | None = None,
     memory: int | None = None,
     seconds: float = 60.0,
+    method: Callable[..., Any] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Profile:
     """Measure the formula with its matrix against the best kernel, for growing lengths.
@@ -177,7 +220,12 @@ def profile(
     run where q, k, v and the kernel alone would take more than half of what is free: at the first length that is an
     error, and a later one ends the report. It says where that is. `progress(done, of, words)` is called before each
     measurement.
+
+    method: what to measure beside them, such as `performer(256)`, or anything that is called as `attention` is;
+    `crossover` is then the length from which on it is quicker than the kernel.
     """
+    if method is not None and not callable(method):
+        raise ArgumentError("method", f"is {shown(method)[:60]}, expected a method or a function of q, k, v")
     if lengths is not None and not hasattr(lengths, "__iter__"):
         raise ArgumentError(
             "lengths", f"is {shown(lengths)}, expected a list of whole numbers, such as [{shown(lengths)}]"
@@ -210,9 +258,13 @@ def profile(
             if progress is not None:
                 progress(2 * done + 1, 2 * len(chosen), f"the formula, {length:,}")
             formula = measure(partial(attention, q, k, v, mask=mask, kernel="dense"))
-        points.append(Point(length, found.matrix_bytes, formula, kernel, found.kernel))
+        beside = (
+            None if method is None else measure(partial(method, q, k, v, **({} if mask is None else {"mask": mask})))
+        )
+        points.append(Point(length, found.matrix_bytes, formula, kernel, found.kernel, beside))
     described = None if mask is None else repr(mask)
-    return Profile(int(heads), int(features), dtype, described, tuple(points), stopped, ended)
+    name = None if method is None else getattr(method, "__name__", repr(method))
+    return Profile(int(heads), int(features), dtype, described, tuple(points), stopped, ended, name)
 
 
 def _taken(heads: int, length: int, features: int, dtype: str) -> float:

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.approximations.method import Method
 from clearhead.calls import attention
 from clearhead.calls import observe as observed
 from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
+from clearhead.core.positions import Rotary
 
 # arguments of other libraries' layers: when one is made, and when it is called
 LAYER = {
@@ -49,14 +51,41 @@ def draw() -> Tensor:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, dropout: float, observe: Mapping[str, Any] | None, **options: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    dropout: float,
+    observe: Mapping[str, Any] | None,
+    method: Method | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Observed | None]:
     """Attention with dropout of that probability, and what was attended to if `observe` asks for it."""
+    if method is not None:
+        if observe is not None:
+            raise ArgumentError(
+                "observe", f"is given, and {method!r} is not observed: audit(method, …) says what it does"
+            )
+        scale = {} if options["scale"] is None else {"scale": options["scale"]}
+        return method(q, k, v, mask=options["mask"], **scale), None
     options["dropout"] = (dropout, draw()) if dropout else None
     if observe is None:
         return attention(q, k, v, **options), None
     seen = observed(q, k, v, **options, **observe)
     return seen.output, seen
+
+
+def check_method(method: Any, given: Mapping[str, Any], positions: Any, causal: bool) -> None:
+    """Refuse what an approximation has not, where the module is made and not when it first runs."""
+    if not isinstance(method, Method):
+        raise ArgumentError("method", f"is {method!r}, expected a method, such as performer(256) or linear()")
+    for name, value in given.items():
+        if value is not None:
+            raise ArgumentError(name, f"is given together with method={method!r}, which has it not")
+    if positions is not None and not isinstance(positions, Rotary):
+        raise ArgumentError("positions", f"are added to scores, which {method!r} has not; rotary(…) turns q and k")
+    if causal and method.acausal is not None:
+        raise ArgumentError("causal", f"is True, and {method!r} has no causal form: {method.acausal}")
 
 
 def what_to_observe(observe: Mapping[str, Any] | None, return_weights: bool) -> Mapping[str, Any] | None:

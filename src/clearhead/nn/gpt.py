@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead.approximations.method import Method
 from clearhead.core.errors import ArgumentError
 from clearhead.core.positions import Bias, Rotary, rotary
 from clearhead.nn.attend import size
@@ -24,6 +25,7 @@ from clearhead.nn.sinusoids import Sinusoids
 class GPTConfig:
     """The sizes of a `GPT`. `positions` is "learned", "sinusoidal", or what `MultiHeadAttention` takes.
 
+    `method` is an approximation in place of attention, such as `performer(256)`, without dropout of the weights.
     Sinusoidal positions are added as in the Transformer paper, to embeddings times √width, and end at no `context`.
     """
 
@@ -42,6 +44,7 @@ class GPTConfig:
     tied: bool = True
     qk_norm: bool = False
     window: int | None = None
+    method: Method | None = None
 
 
 class GPT(nn.Module):
@@ -75,10 +78,11 @@ class GPT(nn.Module):
                 rms=config.rms,
                 bias=config.bias,
                 dropout=config.dropout,
-                attention_dropout=config.dropout,
+                attention_dropout=0.0 if config.method is not None else config.dropout,
                 positions=config.positions if added is None else None,
                 qk_norm=config.qk_norm,
                 window=config.window,
+                method=config.method,
                 causal=True,
                 **made,
             )

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead.approximations.method import Method
 from clearhead.core.errors import ArgumentError
 from clearhead.core.foreign import closed, refuse_others
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Alibi, Bias, Relative, Rotary, alibi, relative_bias
-from clearhead.nn.attend import FORWARD, LAYER, attend, grouped, probability, size, what_to_observe
+from clearhead.nn.attend import FORWARD, LAYER, attend, check_method, grouped, probability, size, what_to_observe
 from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by
 from clearhead.nn.places import Held, hidden_keys, query_places, visible
 from clearhead.nn.rotation import Turn
@@ -36,6 +37,7 @@ class MultiHeadAttention(nn.Module):
     - causal: each position sees those up to itself. window: and at most so many before itself, which is how
       `clearhead.window` and `KVCache(window=…)` count as well.
     - softcap, scale, kernel: as in `clearhead.attention`.
+    - method: an approximation in its place, such as `performer(256)`; what it cannot honour is refused.
 
     The state dict is that of `torch.nn.MultiheadAttention`, and with the same seed so are the first weights.
     """
@@ -65,6 +67,7 @@ class MultiHeadAttention(nn.Module):
         softcap: float | None = None,
         scale: float | None = None,
         kernel: str | None = None,
+        method: Method | None = None,
         device: Any = None,
         dtype: Any = None,
         **others: Never,
@@ -83,6 +86,10 @@ class MultiHeadAttention(nn.Module):
         self.causal = causal
         self.window = None if window is None else size("window", window, least=0)
         self.softcap, self.scale, self.kernel = softcap, scale, kernel
+        self.method = method
+        if method is not None:
+            others_given = {"softcap": softcap, "kernel": kernel, "window": window, "dropout": dropout or None}
+            check_method(method, others_given, positions, causal)
         made = {"device": device, "dtype": dtype}
         self.widths = (num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
         # not whether there is such a parameter: parametrizations and pruning keep it elsewhere and compute the weight
@@ -212,6 +219,7 @@ class MultiHeadAttention(nn.Module):
             kernel=self.kernel,
             dropout=self.dropout if self.training else 0.0,
             observe=wanted,
+            method=self.method,
         )
         output = self.out_proj(output.transpose(1, 2).flatten(2))
         output = output[0] if flat else output
@@ -280,6 +288,6 @@ class MultiHeadAttention(nn.Module):
             parts.append("positions='alibi'" if self.alibi is not None else "positions='relative'")
         if self.causal:
             parts.append("causal=True")
-        options = {name: getattr(self, name) for name in ("window", "softcap", "scale", "kernel")}
+        options = {name: getattr(self, name) for name in ("window", "softcap", "scale", "kernel", "method")}
         parts += [f"{name}={value!r}" for name, value in options.items() if value is not None]
         return ", ".join(parts)

@@ -4,6 +4,7 @@ from clearhead.plots.curves import plot_profile, plot_scaling
 from clearhead.plots.geometry import plot_geometry
 from clearhead.plots.maps import plot_attention, plot_bias, plot_entropy, plot_heads, plot_mask
 from clearhead.plots.shifts import plot_shift
+from clearhead.plots.sweeps import plot_sweep
 
 __all__ = [
     "plot_attention",
@@ -15,4 +16,5 @@ __all__ = [
     "plot_profile",
     "plot_scaling",
     "plot_shift",
+    "plot_sweep",
 ]

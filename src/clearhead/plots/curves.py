@@ -10,7 +10,7 @@ import numpy as np
 from clearhead.core.errors import ArgumentError
 from clearhead.measure.profiling import Profile
 from clearhead.measure.scales import Scaling
-from clearhead.plots.canvas import BLUE, GREY, ORANGE, RED, new_axes
+from clearhead.plots.canvas import BLUE, GREEN, GREY, ORANGE, RED, new_axes
 
 
 def _axes(axes: Any, count: int, width: float) -> np.ndarray:
@@ -76,6 +76,9 @@ def plot_profile(profile: Profile, *, axes: Any = None) -> np.ndarray:
         ax.plot([point.length for point in ran], formula, color=RED, marker="o", markersize=4, label="the formula")
         numbers = [getattr(point.kernel, field) for point in profile.points]
         ax.plot(lengths, numbers, color=BLUE, marker="s", markersize=4, label=kernel)
+        if profile.method is not None:
+            beside = [getattr(point.method, field) for point in profile.points]
+            ax.plot(lengths, beside, color=GREEN, marker="^", markersize=4, label=profile.method)
         if field == "peak":
             matrix = [point.matrix for point in profile.points]
             ax.plot(lengths, matrix, color=ORANGE, linestyle=":", label="the matrix alone")
