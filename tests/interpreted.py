@@ -88,5 +88,6 @@ def import_kernels() -> None:
         return
     os.environ["TRITON_INTERPRET"] = "1"
     importlib.import_module("clearhead.kernels.triton.launch")
+    importlib.import_module("clearhead.kernels.triton.linear_launch")
     mend()
     del os.environ["TRITON_INTERPRET"]

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from clearhead.approximations.method import Method, Spent, by_key_head, by_query_head
+from clearhead.approximations.method import Method, Spent, by_key_head, by_query_head, is_compiled
 from clearhead.approximations.prefix_sums import State, chunk, total, up_to, with_ones
 from clearhead.approximations.sight import Sight
 from clearhead.core.arrays import Array, Library
 from clearhead.core.errors import ArgumentError
 from clearhead.core.problem import Problem
+from clearhead.kernels.gpu.available import unable
 
 
 class Factorised(Method):
@@ -30,6 +31,11 @@ class Factorised(Method):
     def divides(self) -> bool:
         """Whether sums are divided by the sum of weights, as softmax does."""
         return True
+
+    @property
+    def fused(self) -> str | None:
+        """φ by the name that the GPU kernels have it by; None where features are handed to them."""
+        return None
 
     def query_features(self, library: Library, q: Array, scale: Any) -> Array:
         """φ(q), (…, T, F); a factor of its own for each query cancels."""
@@ -50,6 +56,10 @@ class Factorised(Method):
         raise NotImplementedError
 
     def run(self, problem: Problem, seen: Sight) -> Array:
+        if seen.first == 0 and problem.library.name == "torch":
+            output = by_gpu_kernel(self, problem, seen)
+            if output is not None:
+                return output
         q, k, v, keys = self._seen(problem, seen)
         library = problem.library
         a = self.query_features(library, q, problem.scale)
@@ -127,6 +137,37 @@ class Factorised(Method):
             return Spent(flops, 2.0 * length * of + of * out)
         size = chunk(of, out)
         return Spent(flops + 2.0 * length * size * (of + out), length * (2.0 * of + size + of * out / size))
+
+
+def by_gpu_kernel(method: Factorised, problem: Problem, seen: Sight) -> Array | None:
+    """The causal sums by the kernels in Triton, where there is a GPU and they take the call; else None."""
+    grid = problem.grid
+    if grid.queries != grid.keys or is_compiled(problem.q) or unable(problem.q.device) is not None:
+        return None
+    from clearhead.kernels.triton import linear_launch  # needs Triton, which is here
+
+    library, xp = problem.library, problem.library.xp
+    fused = method.fused if seen.keys is None else None
+    if fused is not None:
+        a, b, v = problem.q, problem.k, problem.v
+    else:
+        q, k, v, keys = by_key_head(problem, seen)
+        if keys is not None and keys.ndim > 1 and keys.shape[-2] != 1:  # keys that differ by query head
+            return None
+        a = method.query_features(library, q, problem.scale)
+        b, _ = method.key_features(library, k, keys, problem.scale)
+        a = xp.reshape(a, (*a.shape[:-4], grid.heads, *a.shape[-2:]))
+        b, v = b[..., 0, :, :], v[..., 0, :, :]
+    a, b, v = (
+        xp.reshape(xp.broadcast_to(array, (*grid.batch, *array.shape[-3:])), (-1, *array.shape[-2:]))
+        for array in (a, b, v)
+    )
+    if linear_launch.rejects(a, b, v) is not None:
+        return None
+    output = linear_launch.chunked(
+        a, b, v, feature=fused, eps=method.added, normalized=method.divides, dtype=problem.q.dtype
+    )
+    return xp.reshape(output, (*grid.batch, grid.heads, *output.shape[-2:]))
 
 
 def causal(library: Library, a: Array, b: Array, v: Array, first: int) -> Array:

@@ -43,6 +43,11 @@ class LinearAttention(Factorised):
         """Whether it is divided by the sum of weights."""
         return self.normalized
 
+    @property
+    def fused(self) -> str | None:
+        """φ, which kernels know by name unless it is a function of one's own."""
+        return None if callable(self.feature) else self.feature
+
     def query_features(self, library: Library, q: Array, scale: Any) -> Array:
         """φ(q)."""
         return self.phi(library, q)
