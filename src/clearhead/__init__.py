@@ -1,9 +1,9 @@
 """Exact scaled dot-product attention that you can see through.
 
 - to compute: `attention`, `observe`, `gradients`, `merge`; `set_threads`
-- to see: `trace`, `trace_layer`, `explore`, `watch`, `merge_subwords`, `plot_attention` and nine more
-- to approximate, and say how far from exact: `approximate`, `audit`, `sweep`; methods: `linear`, `performer`,
-  `linformer`, `nystrom`, `lsh`, `clusters`, `topk_blocks`
+- to see: `trace`, `trace_layer`, `explore`, `watch`, `merge_subwords`, `plot_attention` and ten more
+- to approximate, and say how far from exact: `approximate`, `audit`, `sweep`, `compare`; methods: `linear`,
+  `performer`, `linformer`, `nystrom`, `lsh`, `clusters`, `topk_blocks`; as a Markov chain: `chain`, `powers`
 - to judge: `check`, `shuffle_weights`; to change heads and see what they add: `ablate`, `patch`, `contributions`
 - to know the cost: `plan`, `profile`, `scaling`
 - masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`; & | ~; of arrays:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         approximate,
         audit,
         clusters,
+        compare,
         linear,
         linformer,
         lsh,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from clearhead.explain.layers import LayerTrace, trace_layer
     from clearhead.explain.tracing import Trace, trace
     from clearhead.explorer.opening import Explorer, explore
+    from clearhead.measure.markov import Chain, chain, powers
     from clearhead.measure.plans import Plan, plan
     from clearhead.measure.profiling import Profile, profile
     from clearhead.measure.scales import Scaling, scaling
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from clearhead.plots import (
         plot_attention,
         plot_bias,
+        plot_comparison,
         plot_entropy,
         plot_geometry,
         plot_heads,
@@ -79,6 +82,7 @@ __all__ = [
     "ArgumentError",
     "Audit",
     "Call",
+    "Chain",
     "Dropout",
     "Explorer",
     "KernelRefused",
@@ -101,8 +105,10 @@ __all__ = [
     "attention",
     "audit",
     "causal",
+    "chain",
     "check",
     "clusters",
+    "compare",
     "contributions",
     "documents",
     "explore",
@@ -124,6 +130,7 @@ __all__ = [
     "plan",
     "plot_attention",
     "plot_bias",
+    "plot_comparison",
     "plot_entropy",
     "plot_geometry",
     "plot_heads",
@@ -132,6 +139,7 @@ __all__ = [
     "plot_scaling",
     "plot_shift",
     "plot_sweep",
+    "powers",
     "prefix",
     "profile",
     "random_blocks",
@@ -154,6 +162,7 @@ __all__ = [
 _LATER = {
     "Audit": "clearhead.approximations",
     "Call": "clearhead.watching.call",
+    "Chain": "clearhead.measure.markov",
     "Explorer": "clearhead.explorer.opening",
     "LayerTrace": "clearhead.explain.layers",
     "Method": "clearhead.approximations",
@@ -166,8 +175,10 @@ _LATER = {
     "ablate": "clearhead.watching.edits",
     "approximate": "clearhead.approximations",
     "audit": "clearhead.approximations",
+    "chain": "clearhead.measure.markov",
     "check": "clearhead.doctor",
     "clusters": "clearhead.approximations",
+    "compare": "clearhead.approximations",
     "contributions": "clearhead.watching.direct",
     "explore": "clearhead.explorer.opening",
     "linear": "clearhead.approximations",
@@ -180,6 +191,7 @@ _LATER = {
     "plan": "clearhead.measure.plans",
     "plot_attention": "clearhead.plots",
     "plot_bias": "clearhead.plots",
+    "plot_comparison": "clearhead.plots",
     "plot_entropy": "clearhead.plots",
     "plot_geometry": "clearhead.plots",
     "plot_heads": "clearhead.plots",
@@ -188,6 +200,7 @@ _LATER = {
     "plot_scaling": "clearhead.plots",
     "plot_shift": "clearhead.plots",
     "plot_sweep": "clearhead.plots",
+    "powers": "clearhead.measure.markov",
     "profile": "clearhead.measure.profiling",
     "scaling": "clearhead.measure.scales",
     "shuffle_weights": "clearhead.measure.shuffling",

@@ -9,6 +9,7 @@ from clearhead.approximations.auditing import audit
 from clearhead.approximations.audits import Audit
 from clearhead.approximations.block_selection import topk_blocks
 from clearhead.approximations.clustering import clusters
+from clearhead.approximations.comparing import Comparison, compare
 from clearhead.approximations.favor import performer
 from clearhead.approximations.linear_transformer import linear
 from clearhead.approximations.low_rank import linformer
@@ -19,11 +20,13 @@ from clearhead.approximations.sweeping import Sweep, sweep
 
 __all__ = [
     "Audit",
+    "Comparison",
     "Method",
     "Sweep",
     "approximate",
     "audit",
     "clusters",
+    "compare",
     "crossover",
     "linear",
     "linformer",

@@ -1,4 +1,7 @@
-"""The command line: `clearhead explain | check | plan | profile | approximate | scaling | explore | plot | watch`."""
+"""The command line: `clearhead explain | check | plan | profile | scaling | explore | plot | watch`, and others.
+
+`approximate` and `compare` put mechanisms beside exact attention.
+"""
 
 from clearhead.cli.application import app, main
 

@@ -22,6 +22,9 @@ from clearhead.cli import (
     checks as check,
 )
 from clearhead.cli import (
+    compares as compare,
+)
+from clearhead.cli import (
     explain,
     plot,
 )
@@ -148,6 +151,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     plan.plan: "Which kernel, why, at what cost.",
     profile.profile: "Time and memory as lengths grow.",
     approximate.approximate: "How far approximations are.",
+    compare.compare: "Mechanisms side by side.",
     scaling.scaling: "Why scores are divided by √d.",
     explore.explore: "The same in the browser.",
     plot.plot: "Pictures, as PNG, SVG or PDF.",

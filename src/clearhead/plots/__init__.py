@@ -1,5 +1,6 @@
 """Pictures of attention, by matplotlib: each function returns axes, shows nothing and leaves global state alone."""
 
+from clearhead.plots.comparisons import plot_comparison
 from clearhead.plots.curves import plot_profile, plot_scaling
 from clearhead.plots.geometry import plot_geometry
 from clearhead.plots.maps import plot_attention, plot_bias, plot_entropy, plot_heads, plot_mask
@@ -9,6 +10,7 @@ from clearhead.plots.sweeps import plot_sweep
 __all__ = [
     "plot_attention",
     "plot_bias",
+    "plot_comparison",
     "plot_entropy",
     "plot_geometry",
     "plot_heads",
