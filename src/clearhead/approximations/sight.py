@@ -8,9 +8,9 @@ import numpy as np
 
 from clearhead.core.arrays import Array
 from clearhead.core.errors import ArgumentError
-from clearhead.core.grid import Grid
+from clearhead.core.grid import Alignment, Grid
 from clearhead.core.mask import Both, Either, Mask, Not, Where
-from clearhead.core.masks import Band, Before
+from clearhead.core.masks import Before, causal_alignment
 from clearhead.core.problem import Problem
 
 
@@ -36,7 +36,8 @@ def sight(problem: Problem, method: object, *, causal: str | None = None) -> Sig
             keys = keys_of(part, problem)
             found = found._replace(keys=keys if found.keys is None else found.keys & keys)
             continue
-        if not isinstance(part, Band) or part.back is not None or part.ahead != 0:
+        alignment = causal_alignment(part)
+        if alignment is None:
             raise ArgumentError(
                 "mask",
                 f"{part!r} cannot be honoured by {method!r}: it tells queries apart by more than what comes before"
@@ -44,7 +45,7 @@ def sight(problem: Problem, method: object, *, causal: str | None = None) -> Sig
             )
         if causal is not None:
             raise ArgumentError("mask", f"{part!r} cannot be honoured by {method!r}: {causal}")
-        first = start(part, problem.grid)
+        first = start(part, alignment, problem.grid)
         found = found._replace(first=first if found.first is None else min(found.first, first))
     return found
 
@@ -77,11 +78,11 @@ def keys_of(mask: Mask, problem: Problem) -> Array:
     return problem.library.xp.broadcast_to(array, (*array.shape[:-1], grid.keys))
 
 
-def start(mask: Band, grid: Grid) -> int:
+def start(mask: Mask, alignment: Alignment, grid: Grid) -> int:
     """The key position of the first query, the same for all batch rows."""
-    if mask.alignment.given is None:
-        return mask.alignment.aligned(grid)
-    offset = mask.alignment.offset(grid)
+    if alignment.given is None:
+        return alignment.aligned(grid)
+    offset = alignment.offset(grid)
     if not isinstance(offset, np.ndarray):
         raise ArgumentError("mask", f"{mask!r} has an offset that is traced, expected a number")
     if offset.size and offset.min() != offset.max():

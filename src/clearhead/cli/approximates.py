@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -91,8 +91,9 @@ def approximate(
 
 
 def _by(text: str) -> By:
-    if text == "features" or text == "length" or text == "temperature":  # as mypy follows it
-        return text
+    for known in get_args(By):
+        if text == known:
+            return known
     raise ArgumentError("--by", f"is {text[:60]!r}, expected features, length or temperature")
 
 

@@ -326,6 +326,11 @@ def causal(*, align: Align = "end", offset: object = None) -> Mask:
     return Band(None, 0, Alignment.of(align, offset))
 
 
+def causal_alignment(mask: Mask) -> Alignment | None:
+    """How a mask that is causality alone is aligned; None for any other."""
+    return mask.alignment if isinstance(mask, Band) and mask.back is None and mask.ahead == 0 else None
+
+
 def window(back: int, ahead: int = 0, *, align: Align = "end", offset: object = None) -> Mask:
     """Each query sees its own position, `back` keys before it and `ahead` keys after it.
 

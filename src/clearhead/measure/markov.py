@@ -36,7 +36,12 @@ class Chain:
         """Aᵗ x for x (…, n, c): what is expected of x after t steps, from each position."""
         x = self._columns("x", x)
         for _ in range(_count("steps", steps)):
-            x = self.weights @ x if self.weights is not None else attention(self.q, self.k, x, **self.options)
+            if self.weights is not None:
+                x = self.weights @ x
+            else:
+                assert self.q is not None
+                assert self.k is not None
+                x = attention(self.q, self.k, x, **self.options)
         return x
 
     def back(self, p: Array, steps: int = 1) -> np.ndarray:

@@ -11,6 +11,9 @@ from clearhead.approximations.comparing import Comparison
 from clearhead.core.errors import ArgumentError
 from clearhead.plots.canvas import WEIGHTS, label_positions, new_axes
 
+# Positions that are labelled one by one
+MOST = 16
+
 
 def plot_comparison(
     comparison: Comparison, tokens: Sequence[str] | None = None, *, head: int = 0, columns: int = 4
@@ -36,7 +39,8 @@ def plot_comparison(
         ax.set_title(
             one.name if one.name == first else f"{one.name}\n{one.distance:.3f} from {first}", fontsize="small"
         )
-        label_positions(ax, tokens or weights.shape[1], weights.shape[0] if tokens is None else tokens)
+        if max(weights.shape) <= MOST:  # more would touch in panels as small as these
+            label_positions(ax, tokens or weights.shape[1], weights.shape[0] if tokens is None else tokens)
     for ax in axes[len(some) :]:
         ax.set_axis_off()
     return axes[: len(some)]

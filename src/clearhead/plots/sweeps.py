@@ -10,6 +10,7 @@ from clearhead.approximations.sweeping import Sweep
 from clearhead.plots.canvas import BLUE, GREEN, GREY, ORANGE, RED, new_axes
 
 COLOURS = (BLUE, RED, GREEN, ORANGE, "#CC79A7", "#56B4E9", GREY)
+FINEST = 1e-4
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -44,6 +45,10 @@ def plot_sweep(sweep: Sweep, *, ax: Any = None) -> Any:
         )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
+    # a method that leaves nothing out is exact to rounding, which would squeeze all others into a line
+    lowest = min((point.error for point in sweep.points), default=1.0)
+    if lowest < FINEST:
+        ax.set_ylim(bottom=FINEST)
     ax.set_xlabel(sweep.by)
     ax.set_ylabel("relative error of outputs")
     ax.legend(frameon=False, fontsize="small")

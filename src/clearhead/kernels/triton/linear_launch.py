@@ -40,13 +40,18 @@ def chunked(
 
     The output is of `dtype`, that of v unless given.
     """
-    out: Tensor = Chunked.apply(a, b, v, feature, eps, normalized, dtype or v.dtype, segment)
+    run: Any = Chunked.apply
+    out: Tensor = run(a, b, v, feature, eps, normalized, dtype or v.dtype, segment)
     return out
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Launch a kernel."""
-    kernel[grid](*args, **options)
+    """Launch a kernel, on the device of its first tensor."""
+    if args[0].is_cuda:
+        with torch.cuda.device(args[0].device):
+            kernel[grid](*args, **options)
+    else:
+        kernel[grid](*args, **options)
 
 
 class Chunked(torch.autograd.Function):
@@ -59,7 +64,7 @@ class Chunked(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         """The output."""
         a, b, v = (plain(t) for t in (a, b, v))
-        call = Sizes(a, b, v, feature, segment)
+        call = Sizes(a, b, v, feature, segment, dtype)
         before = call.shifted(*call.sums(b, v, None, None))
         out = a.new_empty((call.rows, call.length, call.values), dtype=dtype)
         den = a.new_empty((call.rows, call.length), dtype=torch.float32)
@@ -79,7 +84,7 @@ class Chunked(torch.autograd.Function):
         a, b, v, out, den = ctx.saved_tensors
         feature, normalized, segment = ctx.how
         dout = plain(given[0])
-        call = Sizes(a, b, v, feature, segment)
+        call = Sizes(a, b, v, feature, segment, out.dtype)
         if normalized:
             scale = torch.where(den == 0, 0.0, 1.0 / torch.where(den == 0, 1.0, den))
             weight = -scale * (dout.float() * out.float()).sum(-1)
@@ -115,15 +120,18 @@ class Chunked(torch.autograd.Function):
 class Sizes:
     """The sizes of a call, and how it is cut: into segments for programs, and into shares of the carried matrix."""
 
-    def __init__(self, a: Tensor, b: Tensor, v: Tensor, feature: str | None, segment: int | None) -> None:
+    def __init__(
+        self, a: Tensor, b: Tensor, v: Tensor, feature: str | None, segment: int | None, dtype: torch.dtype
+    ) -> None:
         self.rows, self.length, self.features = a.shape
         self.values = v.shape[-1]
         self.group = self.rows // b.shape[0]
         self.device = a.device
-        # float16 goes as tf32, which holds it exactly: sums over many keys, which are multiplied too, are beyond its
-        # range; float32 keeps all its digits
-        types = {t.dtype for t in (a, b, v)}
-        precision = {torch.bfloat16: "bf16", torch.float16: "tf32"}.get(a.dtype, "ieee") if len(types) == 1 else "ieee"
+        # bfloat16 is multiplied as it is. What comes back in half precision goes as tf32, which holds float16 exactly:
+        # sums over many keys, which are multiplied too, are beyond its range. float32 keeps all its digits.
+        precision = "ieee" if dtype == torch.float32 else "tf32"
+        if all(t.dtype == torch.bfloat16 for t in (a, b, v)):
+            precision = "bf16"
         self.all_features, self.all_values = (max(16, power_of_2(n)) for n in (self.features, self.values))
         self.features_share, self.values_share = (min(SHARE, n) for n in (self.all_features, self.all_values))
         self.each = segment or self.fitted()
