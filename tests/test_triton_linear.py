@@ -135,6 +135,27 @@ class TestInterpreted:
         np.testing.assert_allclose(ch.linear()(q, k, v).numpy(), exact, atol=1e-12)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no CUDA device here")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("method", [ch.linear(), ch.linear("relu", eps=0.1), ch.performer(128)], ids=repr)
+@pytest.mark.parametrize("features", [64, 128])
+def test_on_a_gpu(method: Any, features: int, dtype: Any) -> None:
+    """Forward and gradients by the kernels, held to the same method in float64, which goes by chunks."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    shapes = ((2, 4, 1111, features), (2, 2, 1111, features), (2, 2, 1111, 64))
+    given = [(torch.randn(s, generator=generator, device="cuda") / 2).to(dtype) for s in shapes]
+    dout = torch.randn((2, 4, 1111, 64), generator=generator, device="cuda").to(dtype)
+    found = []
+    for kind in (dtype, torch.float64, torch.float32):
+        inputs = [one.to(kind).detach().requires_grad_() for one in given]
+        output = method(*inputs, mask=ch.causal())
+        output.backward(dout.to(kind))
+        found.append([one.cpu() for one in (output.detach(), *(one.grad for one in inputs))])
+    for name, got, exact, plain in zip(("output", "dq", "dk", "dv"), *found, strict=True):
+        within(got, exact, plain.to(dtype), 1111, f"{name}, {method!r}, {dtype}", float(exact.abs().max()))
+
+
 @pytest.mark.skipif(not interpreted.INSTALLED, reason="Triton is not installed")
 def test_kernels_compile_for_hopper() -> None:
     # in a process of its own: here kernels are imported to be interpreted
