@@ -135,7 +135,7 @@ def test_a_server_that_may_not_run_code_cannot_be_switched_on() -> None:
     base = urlsplit(made.url).path
     status, said = post(made, base + "switch", {"on": True})
     assert status == 422
-    assert "--run-code" in said["error"]
+    assert "--code" in said["error"]
     assert post(made, base + "check", {"source": RIGHT})[0] == 422
     made.shutdown()
     made.server_close()

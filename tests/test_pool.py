@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import gc
 import os
 import platform
 import shutil
@@ -68,36 +68,38 @@ def _address_bits() -> int:
     return max(int(line.split("-")[1].split()[0], 16).bit_length() for line in lines if "vsyscall" not in line)
 
 
-def attend(seed: int) -> bytes:
-    """What a worker process computes: enough for several threads."""
+def alone(program: str, **environment: str) -> None:
+    """Run a program in a process without JAX, which has threads of its own and warns of every fork."""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env={**os.environ, **environment})
+
+
+FORKS = """
+import multiprocessing, torch, clearhead as ch
+
+def attend(seed):
     q = torch.randn(4, 300, 32, generator=torch.Generator().manual_seed(seed))
     return ch.attention(q, q, q).numpy().tobytes() + ch.attention(q.numpy(), q.numpy(), q.numpy()).tobytes()
 
+expected = [attend(seed) for seed in range(4)]  # this process has its threads now
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.map_async(attend, range(4)).get(timeout=60) == expected
 
-def test_forked_workers_start_afresh() -> None:
-    ch.set_threads(4)
-    expected = [attend(seed) for seed in range(4)]  # this process has its threads now
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.map_async(attend, range(4)).get(timeout=60) == expected
-
-
-class Attended(torch.utils.data.Dataset):  # type: ignore[type-arg]  # of tensors
-    """A dataset whose items are computed by attention, in forked workers."""
-
-    def __len__(self) -> int:
+class Attended(torch.utils.data.Dataset):
+    def __len__(self):
         return 6
-
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         q = torch.randn(4, 300, 32, generator=torch.Generator().manual_seed(index))
         return ch.attention(q, q, q)
 
+here = [Attended()[index] for index in range(6)]
+loader = torch.utils.data.DataLoader(Attended(), num_workers=2, batch_size=None, multiprocessing_context="fork")
+for mine, theirs in zip(here, loader, strict=True):
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+"""
 
-def test_a_data_loader_attends() -> None:
-    ch.set_threads(3)
-    here = [Attended()[index] for index in range(6)]
-    loader = torch.utils.data.DataLoader(Attended(), num_workers=2, batch_size=None, multiprocessing_context="fork")
-    for mine, theirs in zip(here, loader, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+def test_forked_workers_and_data_loaders_start_afresh() -> None:
+    alone(FORKS, CLEARHEAD_THREADS="4")
 
 
 def test_many_callers_at_once_have_the_same_bits() -> None:
@@ -128,9 +130,7 @@ torch.testing.assert_close(a, torch.nn.functional.scaled_dot_product_attention(q
 ch.attention(q.numpy(), q.numpy(), q.numpy())
 assert count() <= before + 3  # the pool's
 """
-    subprocess.run(
-        [sys.executable, "-c", program], check=True, timeout=120, env={**os.environ, "CLEARHEAD_THREADS": "3"}
-    )
+    alone(program, CLEARHEAD_THREADS="3")
     assert team() == torch.get_num_threads()
 
 
@@ -182,6 +182,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"mask": ch.window(3)},
     {"scale": 0.5},
     {"scale": 0.25, "mask": ch.window(3, 4)},
+    {"mask": ~(ch.causal() & ch.window(5)) | ch.prefix(2)},
 ]
 
 
@@ -213,6 +214,28 @@ def test_prepared_calls_keep_no_array_alive() -> None:
     gone = weakref.ref(q)
     del q
     assert gone() is None
+
+
+class Odd(ch.Mask):
+    """A mask of somebody's own, which kernels are told of pair by pair."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def tile(self, rows: range, columns: range, grid: Any) -> Any:
+        return (np.arange(rows.start, rows.stop)[:, None] + np.arange(columns.start, columns.stop)) % self.every == 0
+
+    def reason(self, query: int, key: int, grid: Any, at: Any) -> str:
+        return f"every {self.every}"
+
+
+@pytest.mark.parametrize("mask", [Odd(3), ch.lengths([7, 9]), ch.where(RNG.random((1, 1, 9, 9)) < 0.7)], ids=repr)
+def test_masks_with_arrays_are_looked_at_anew(mask: Any) -> None:
+    q, k, v = (torch.randn(2, 2, 9, 8) for _ in range(3))
+    expected = ch.attention(q, k, v, mask=mask, kernel="dense")
+    for _ in range(3):
+        torch.testing.assert_close(ch.attention(q, k, v, mask=mask), expected)
+        gc.collect()
 
 
 def test_what_learns_is_never_taken_from_what_was_prepared() -> None:

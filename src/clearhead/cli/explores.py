@@ -38,7 +38,7 @@ def explore(
     run_code: Annotated[
         bool | None,
         typer.Option(
-            "--run-code/--no-run-code",
+            "--code/--no-code",
             help="Let the page check functions that are pasted there. Unless said, its own switch decides, on this "
             "machine alone.",
         ),
@@ -85,7 +85,7 @@ def explore(
     if host not in ("127.0.0.1", "::1", "localhost"):
         typer.echo(f"Warning: whoever can reach {host} and has this address can see the page.", err=True)
         if run_code:
-            typer.echo("Warning: and can run code on this machine, since --run-code was given.", err=True)
+            typer.echo("Warning: and can run code on this machine, since --code was given.", err=True)
     typer.echo(f"{server.url}  (Ctrl-C ends it)")
     if not no_browser:
         webbrowser.open(server.url)

@@ -134,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
     def switch(self, given: dict[str, Any]) -> dict[str, bool]:
         """Turn running code on or off, or only say how it stands; on only where that is allowed."""
         if given.get("on") is True and not self.server.may_run:
-            raise ArgumentError("switch", "may not be turned on from here: start it with clearhead explore --run-code")
+            raise ArgumentError("switch", "may not be turned on from here: start it with clearhead explore --code")
         if given.get("on") is not None:
             self.server.runs = given["on"] is True
         return {"on": self.server.runs, "may": self.server.may_run}

@@ -80,7 +80,7 @@ class Compiled:
         running = Running(problem)
         ran = running.forward(self.isa)
         self.used = running.call.bytes
-        if not self.isa:
+        if not self.isa and not running.lent:
             remember(problem, running.call, running.effort)
         return ran
 
@@ -101,6 +101,7 @@ class Running:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.grid, self.effort = problem, problem.grid, Effort.of(problem)
         self.kept: list[Any] = []
+        self.lent = False  # the mask reads an array where it lies
         grid = self.grid
         self.batch = math.prod(grid.batch)
         self.dtype = np.float64 if dtype_name(problem.q) == "float64" else np.float32
@@ -173,6 +174,7 @@ class Running:
                 node.add_numbers(np.ascontiguousarray(rows, dtype=np.int64), each)
         pairs = part.array()
         if pairs is not None:
+            self.lent = True
             node.array = self.view(to_numpy(pairs))
         order.append(node)
         return len(order) - 1

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.arrays import Array
-from clearhead.core.masks import Band
+from clearhead.core.grid import Alignment
+from clearhead.core.mask import Mask
 from clearhead.core.problem import Problem, default_scale
 from clearhead.kernels.threads import team, threads
 
@@ -20,6 +21,9 @@ THREAD_WORK, THREAD_BYTES = 125_000, 200_000
 LONG_WORK = 1_000_000
 # kinds that are remembered
 MOST = 512
+# what is compared as it is in a mask, and how many fields each class of masks has
+PLAIN = frozenset((int, str, bool, type(None)))
+FIELDS: dict[type, int] = {}
 
 
 def main_thread() -> bool:
@@ -81,52 +85,74 @@ _prepared: dict[Any, Prepared] = {}
 
 
 def tensor_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> Any:
-    """What a call on PyTorch tensors in memory depends on, but for its numbers."""
+    """What a call on PyTorch tensors in memory depends on, but for its numbers; `mask` as a part of the key."""
     return (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, scale,
-        None if mask is None else mask_kind(mask),
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, scale, mask,
     )  # fmt: skip
 
 
 def array_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> Any:
     """The same for NumPy arrays."""
-    return (
-        q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, q.dtype, k.dtype, v.dtype, scale,
-        None if mask is None else mask_kind(mask),
-    )  # fmt: skip
+    return q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, q.dtype, k.dtype, v.dtype, scale, mask
 
 
-def mask_kind(mask: Band) -> Any:
-    """A band's part of the key, where no array says how it is aligned."""
-    return mask.back, mask.ahead, mask.alignment.align
+def mask_kind(mask: Any) -> Any:
+    """A mask's part of the key: its class and its fields, where those are numbers and words; else None."""
+    if type(mask) not in FIELDS:
+        FIELDS[type(mask)] = len(getattr(type(mask), "__dataclass_fields__", ()))
+    parts: list[Any] = [type(mask)]
+    for value in vars(mask).values():
+        kind = type(value)
+        if kind is Alignment:
+            part = value.align if value.given is None else None
+        elif isinstance(value, Mask):
+            part = mask_kind(value)
+        elif kind in PLAIN:
+            parts.append(value)
+            continue
+        else:
+            part = None
+        if part is None:
+            return None
+        parts.append(part)
+    return tuple(parts) if len(parts) == 1 + FIELDS[type(mask)] else None  # else there is more to it
 
 
-def known(mask: Any, scale: Any) -> bool:
-    """True where the key says all of a call's mask and scale."""
-    plain = mask is None or (type(mask) is Band and mask.alignment.given is None)
-    return plain and (scale is None or type(scale) is float)
+NO_MASK = ()
+
+
+def part_of(mask: Any, scale: Any) -> Any:
+    """What the key has of a call's mask; None where mask or scale are more than a key can say."""
+    if not (scale is None or type(scale) is float):
+        return None
+    if mask is None:
+        return NO_MASK
+    return mask_kind(mask) if isinstance(mask, Mask) else None
 
 
 def on_tensors(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
     """The output, for a kind of call on PyTorch tensors that was remembered; None for what is unusual."""
-    if not (known(mask, scale) and q.is_cpu and k.is_cpu and v.is_cpu):
+    part = part_of(mask, scale)
+    if part is None or not (q.is_cpu and k.is_cpu and v.is_cpu):
         return None
     if (q.requires_grad or k.requires_grad or v.requires_grad) and sys.modules["torch"].is_grad_enabled():
         return None
-    one = _prepared.get(tensor_kind(q, k, v, mask, scale))
+    one = _prepared.get(tensor_kind(q, k, v, part, scale))
     return None if one is None else one.tensors(q, k, v)
 
 
 def on_arrays(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
     """The same for NumPy arrays."""
-    one = _prepared.get(array_kind(q, k, v, mask, scale)) if known(mask, scale) else None
+    part = part_of(mask, scale)
+    one = None if part is None else _prepared.get(array_kind(q, k, v, part, scale))
     return None if one is None else one.arrays(q, k, v)
 
 
 def remember(problem: Problem, call: Any, effort: Effort) -> None:
-    """Keep a native call that has run for the next one of its kind, where arrays, band and scale say all of it."""
+    """Keep a native call that has run for the next one of its kind, where arrays, mask and scale say all of it."""
     given = problem.bias, problem.softcap, problem.sinks, problem.dropout, problem.want
-    if any(option is not None for option in given) or not known(problem.mask, problem.scale) or problem.differentiated:
+    part = part_of(problem.mask, problem.scale)
+    if part is None or any(option is not None for option in given) or problem.differentiated:
         return
     grid, q = problem.grid, problem.q
     if problem.headless or problem.keeps_unrounded or not q.ndim == problem.k.ndim == problem.v.ndim:
@@ -142,4 +168,4 @@ def remember(problem: Problem, call: Any, effort: Effort) -> None:
     kind = tensor_kind if torch else array_kind
     scales = {problem.scale, None} if problem.scale == default_scale(q) else {problem.scale}  # as it may be given
     for scale in scales:
-        _prepared[kind(q, problem.k, problem.v, problem.mask, scale)] = one
+        _prepared[kind(q, problem.k, problem.v, part, scale)] = one
