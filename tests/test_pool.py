@@ -229,7 +229,9 @@ class Odd(ch.Mask):
         return f"every {self.every}"
 
 
-@pytest.mark.parametrize("mask", [Odd(3), ch.lengths([7, 9]), ch.where(RNG.random((1, 1, 9, 9)) < 0.7)], ids=repr)
+@pytest.mark.parametrize(
+    "mask", [Odd(3), ch.lengths([7, 9]), ch.where(RNG.random((1, 1, 9, 9)) < 0.7)], ids=["own", "lengths", "array"]
+)
 def test_masks_with_arrays_are_looked_at_anew(mask: Any) -> None:
     q, k, v = (torch.randn(2, 2, 9, 8) for _ in range(3))
     expected = ch.attention(q, k, v, mask=mask, kernel="dense")
