@@ -183,6 +183,9 @@ def test_mechanisms_are_computed_by_the_library(scene: Scene) -> None:
     eight = [np.stack([array] * 8) for array in (CAT.q, CAT.k, CAT.v)]
     slopes = ch.attention(*eight, bias=ch.alibi(8), mask=ch.causal())[0]
     np.testing.assert_allclose(ways["ALiBi"]["output"], slopes, rtol=1e-14, atol=1e-16)
+    np.testing.assert_allclose(ways["linear"]["output"], ch.approximate(CAT.q, CAT.k, CAT.v, ch.linear()), rtol=1e-14)
+    for name in ("linear", "Performer"):  # the weights that are shown are those that give the output
+        np.testing.assert_allclose(ways[name]["weights"] @ CAT.v, ways[name]["output"], rtol=1e-5)
     held = {way["name"]: way for way in asked(scene, "/compare", to="causal")["ways"]}
     np.testing.assert_allclose(held["rotary"]["differences"], turned - causal, rtol=1e-12, atol=1e-15)
     odd = asked(scene_of(CAT.q[:, :3], CAT.k[:, :3], CAT.v[:, :3]), "/compare")["ways"]

@@ -156,7 +156,7 @@ def test_what_is_pinned_stays_and_a_page_that_is_scrolled_stays_where_it_is(page
     page.set_viewport_size({"width": 390, "height": 500})
     shown(page, f"{url}#/pipeline?query=2", "pipeline")
     stage(page, "Raw scores").locator(".box").nth(1).click()
-    sync_api.expect(page.locator(".panel .muted")).to_contain_text("Pinned")
+    sync_api.expect(page.locator(".panel")).to_contain_text("Pinned")
     page.mouse.wheel(0, 400)
     at = page.evaluate("new Promise((done) => requestAnimationFrame(() => done(scrollY)))")
     stage(page, "Raw scores").locator(".box").nth(0).dispatch_event("pointerenter")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.approximations.favor import performer
+from clearhead.approximations.linear_transformer import linear
+from clearhead.approximations.method import Method
 from clearhead.calls import observe
 from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.grid import Grid
@@ -59,6 +63,16 @@ def _grouped(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Any:
     return _full(q, k.mean(0, keepdims=True), v.mean(0, keepdims=True))
 
 
+def _approximated(method: Method, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Any:
+    """A method's output, and the weights that it implies, with their entropy."""
+    problem, seen = method.posed(q, k, v, None)
+    rows = method.rows(problem, seen, np.arange(q.shape[-2]))
+    assert rows is not None  # these two have weights
+    weights = np.asarray(rows, np.float64)
+    logarithms = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+    return SimpleNamespace(output=method(q, k, v), weights=weights, entropy=-(weights * logarithms).sum(-1))
+
+
 # One line each; the first is what the others are held against unless another is chosen
 MECHANISMS = (
     Mechanism("full", "every query reads every key", "ch.attention(q, k, v)", _full),
@@ -93,6 +107,18 @@ MECHANISMS = (
         "q2, k2, v2 = (np.stack(np.split(a, 2, axis=-1)) for a in (q, k, v))\n"
         "ch.attention(q2, k2.mean(0, keepdims=True), v2.mean(0, keepdims=True))",
         _grouped,
+    ),
+    Mechanism(
+        "linear",
+        "features in place of exponentials; not exact",
+        "ch.approximate(q, k, v, ch.linear())",
+        lambda *qkv: _approximated(linear(), *qkv),
+    ),
+    Mechanism(
+        "Performer",
+        "256 random features; exact on average",
+        "ch.approximate(q, k, v, ch.performer(256))",
+        lambda *qkv: _approximated(performer(256), *qkv),
     ),
 )
 

@@ -32,7 +32,7 @@ export function taking(view, given, about, say) {
     }),
     one("CSV", "The numbers, in full", async () => {
       const found = await given();
-      const text = found.csv ? found.csv() : csv((await found.rows) ?? none());
+      const text = csv((await found.rows) ?? none());
       hand(new Blob([text], { type: "text/csv" }), `${await name()}.csv`);
       say("Saved as CSV.");
     }),
@@ -42,21 +42,6 @@ export function taking(view, given, about, say) {
       say(copied ? "Copied as Python." : "Copy it from here.");
     }),
   );
-}
-
-let registered = null;
-
-/** The same from a view that hands them over while it draws, as {name, canvas(), svg(), csv()}; gives no element. */
-export function exporting({ name, canvas, svg, csv: lines }) {
-  registered = () => ({ name, picture: svg ? svg() : canvas(), csv: lines });
-  return null;
-}
-
-/** What was handed over since this was last asked. */
-export function handedOver() {
-  const found = registered;
-  registered = null;
-  return found;
 }
 
 /** Rows of cells as CSV. */

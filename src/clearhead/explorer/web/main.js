@@ -2,7 +2,7 @@
 
 import { ask, live } from "./ask.js";
 import { choice, fill, h } from "./dom.js";
-import { handedOver, taking } from "./exports.js";
+import { taking } from "./exports.js";
 import { find } from "./finding.js";
 import { help, listenToKeys } from "./keys.js";
 import { call, listen, place, set, state, whenRefused } from "./state.js";
@@ -145,8 +145,7 @@ async function refresh(anew = false) {
     const bar = h("div", { class: "bar" });
     body = h("section", {}, h("div", { class: "heading" }, h("h1", {}, view.title), bar), h("p", { class: "lede" }, view.lede));
     made = (await view.show(body, { about, ask: (path, params) => ask(path, { ...call(), ...params }), set, say, live, state })) ?? {};
-    const older = handedOver();
-    fill(bar, which(view, now), taking(view, made.exports ?? older ?? (() => ({})), about, say));
+    fill(bar, which(view, now), taking(view, made.exports ?? (() => ({})), about, say));
   } catch (error) {
     body = h("section", {}, h("h1", {}, view.title), failed(error));
     if (about === null) tools({ tokens: [], query_tokens: [] });
