@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+from budget import Expected
 
 from clearhead.approximations.directions import directions
 from clearhead.approximations.reformer import rotations
@@ -185,3 +187,31 @@ def clusters(
     k, v = (np.where(seen.any(0)[:, None], a, 0) for a in (k, v))
     weights = by_softmax(scaled(q) * (centroids @ k.T), np.broadcast_to(seen.any(0), (count, len(k))))[mine]
     return weights @ v, weights
+
+
+def drawn(case: str, shapes: tuple[tuple[int, ...], ...], mask: Any, dtype: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """Arrays of these shapes, and which keys each query sees."""
+    generator = np.random.default_rng([len(case), *case.encode()])
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    arrays = [generator.standard_normal(shape).astype(kind) for shape in shapes]
+    q, k = shapes[:2]
+    seen = np.ones((1, 1), bool) if mask is None else mask.dense(q[-2], k[-2], batch=q[:-3], heads=q[-3])
+    return arrays, np.broadcast_to(seen, (*q[:-1], k[-2]))
+
+
+def expected(
+    formula: Any, how: dict[str, Any], given: list[np.ndarray], seen: np.ndarray, dtype: str
+) -> tuple[Expected, Expected]:
+    """Output and weights by the formula, exactly and in the precision of sums."""
+    q, k, v = given
+    k, v = (np.broadcast_to(a, (*q.shape[:-3], *a.shape[-3:])) for a in (k, v))
+    own = np.float64 if dtype == "float64" else np.float32
+    exact, plain = (
+        in_heads(formula, q, k, v, seen, kind, **how)
+        for kind in (np.longdouble if dtype == "float64" else np.float64, own)
+    )
+    rounded = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    return (
+        Expected(exact[0], plain[0].astype(rounded), float(ml_dtypes.finfo(rounded).eps)),
+        Expected(exact[1], plain[1], float(np.finfo(own).eps)),
+    )

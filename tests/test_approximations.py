@@ -8,7 +8,6 @@ from typing import Any
 
 import approximated
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -54,31 +53,12 @@ CASES: dict[str, tuple[tuple[tuple[int, ...], ...], Any]] = {
 
 
 def drawn(case: str, dtype: str = "float64") -> tuple[list[np.ndarray], np.ndarray]:
-    """The arrays of a case, and which keys each query sees."""
-    shapes, mask = CASES[case]
-    generator = np.random.default_rng([len(case), *case.encode()])
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    arrays = [generator.standard_normal(shape).astype(kind) for shape in shapes]
-    q, k = shapes[:2]
-    seen = np.ones((1, 1), bool) if mask is None else mask.dense(q[-2], k[-2], batch=q[:-3], heads=q[-3])
-    return arrays, np.broadcast_to(seen, (*q[:-1], k[-2]))
+    return approximated.drawn(case, *CASES[case][:2], dtype)
 
 
 def expected(method: str, case: str, dtype: str) -> tuple[Expected, Expected]:
-    """Output and weights by the formula, exactly and in the precision of sums."""
     _, formula, how = METHODS[method]
-    (q, k, v), seen = drawn(case, dtype)
-    k, v = (np.broadcast_to(a, (*q.shape[:-3], *a.shape[-3:])) for a in (k, v))
-    own = np.float64 if dtype == "float64" else np.float32
-    exact, plain = (
-        approximated.in_heads(formula, q, k, v, seen, kind, **how)
-        for kind in (np.longdouble if dtype == "float64" else np.float64, own)
-    )
-    rounded = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
-    return (
-        Expected(exact[0], plain[0].astype(rounded), float(ml_dtypes.finfo(rounded).eps)),
-        Expected(exact[1], plain[1], float(np.finfo(own).eps)),
-    )
+    return approximated.expected(formula, how, *drawn(case, dtype), dtype)
 
 
 # JAX compiles each shape anew: a few cases show that it is the same code

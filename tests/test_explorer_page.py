@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import exploring
 import pytest
+from exploring import CAT, in_chromium, shown, sync_api
 
 import clearhead as ch
-from clearhead.textbook import EXAMPLES
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = in_chromium
+browser, url = exploring.browser, exploring.url
 
-CAT = EXAMPLES["cat_sat"]
 VIEWS = ("pipeline", "heat", "walk", "scaling", "geometry", "masks", "long", "code", "compare")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    made = ch.explore(CAT.q, CAT.k, CAT.v, tokens=CAT.tokens, mask=ch.causal())
-    yield made.open(port=0, browser=False)
-    made.close()
 
 
 @pytest.fixture
@@ -47,12 +28,6 @@ def page(browser: Any) -> Iterator[Any]:
     yield made
     made.close()
     assert not wrong
-
-
-def shown(page: Any, address: str, view: str) -> None:
-    page.goto("about:blank")
-    page.goto(address)
-    page.wait_for_selector(f'html[data-ready="{view}"]', timeout=10_000)
 
 
 def turned(page: Any, state: str, view: str) -> None:

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import exploring
 import numpy as np
 import pytest
 import test_explorer_page as pages
+from exploring import in_chromium, shown, sync_api
 from PIL import Image
 from test_explorer_models import needle, plausible
-from test_explorer_page import CONTRAST, NAMELESS, shown, sync_api
+from test_explorer_page import CONTRAST, NAMELESS
 
 import clearhead as ch
 from clearhead.explorer.heat_view import MATRICES
@@ -28,8 +30,8 @@ from clearhead.textbook import EXAMPLES
 from clearhead.watching import meaning
 from clearhead.watching.words import merge_subwords
 
-pytestmark = pages.pytestmark
-browser, bare_page = pages.browser, pages.page
+pytestmark = in_chromium
+browser, bare_page = exploring.browser, pages.page
 expect = sync_api.expect
 
 CAT = EXAMPLES["cat_sat"]
