@@ -40,3 +40,12 @@ def shown(page: Any, address: str, view: str) -> None:
     page.goto("about:blank")
     page.goto(address)
     page.wait_for_selector(f'html[data-ready="{view}"]', timeout=10_000)
+
+
+def box_of(element: Any) -> dict[str, float]:
+    """Where an element lies; one that is drawn anew at this moment is waited for."""
+    for _ in range(100):
+        if (box := element.bounding_box()) is not None:
+            return box
+        element.page.wait_for_timeout(20)
+    raise AssertionError(f"{element} is not there")

@@ -16,7 +16,7 @@ import exploring
 import numpy as np
 import pytest
 import test_explorer_page as pages
-from exploring import in_chromium, shown, sync_api
+from exploring import box_of, in_chromium, shown, sync_api
 from PIL import Image
 from test_explorer_models import needle, plausible
 from test_explorer_page import CONTRAST, NAMELESS
@@ -94,7 +94,7 @@ def cell(page: Any, query: int, key: int) -> tuple[float, float]:
     """Where a cell of the heat map is on the page."""
     canvas = page.locator("canvas[role=application]")
     left, top, size = map(float, canvas.get_attribute("data-cells").split())
-    box = canvas.bounding_box()
+    box = box_of(canvas)
     return box["x"] + left + (key + 0.5) * size, box["y"] + top + (query + 0.5) * size
 
 
@@ -358,7 +358,7 @@ def test_long_context_names_zooms_and_moves(page: Any) -> None:
         assert (int(place["q1"]) - int(place["q0"]), int(place["k1"]) - int(place["k0"])) == (64, 64)
         page.keyboard.press("ArrowLeft")
         page.wait_for_function(f"() => location.hash.includes('k0={int(place['k0']) - 16}&')")
-        box = page.get_by_label("Where on the whole this is").bounding_box()
+        box = box_of(page.get_by_label("Where on the whole this is"))
         page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         page.wait_for_function("() => location.hash.includes('q0=168') && location.hash.includes('k0=168')")
         page.keyboard.press("Escape")
@@ -377,7 +377,7 @@ def test_a_file_of_observations_opens_offline(browser: Any, tmp_path: Path) -> N
     page.locator(".thumb", has_text="2·4").click()
     page.get_by_role("button", name="Open in Long context").click()
     expect(page.locator(".panel")).to_contain_text("0 is a sink")
-    canvas = page.locator("canvas[role=application]").bounding_box()
+    canvas = box_of(page.locator("canvas[role=application]"))
     page.mouse.move(canvas["x"] + canvas["width"] / 3, canvas["y"] + canvas["height"] / 2)
     expect(page.locator(".card [role=status]")).to_contain_text("at most")
     page.mouse.click(canvas["x"] + canvas["width"] / 3, canvas["y"] + canvas["height"] / 2)
@@ -406,7 +406,7 @@ def test_the_page_lives_in_a_notebook(page: Any, tmp_path: Path, policy: str) ->
     inside.locator("nav a", has_text="Heat map").click()
     inside.locator("canvas[role=application]").click(position={"x": 150, "y": 120})
     expect(inside.locator(".panel .pair")).to_be_visible()
-    assert page.locator("iframe").bounding_box()["height"] == 720
+    assert box_of(page.locator("iframe"))["height"] == 720
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import exploring
 import numpy as np
 import pytest
-from exploring import CAT, in_chromium, shown, sync_api
+from exploring import CAT, box_of, in_chromium, shown, sync_api
 
 import clearhead as ch
 from clearhead.explorer.compare_view import MECHANISMS
@@ -188,7 +188,7 @@ def test_sliders_show_what_scaling_gives(page: Any, url: str) -> None:
 def test_a_dragged_tip_moves_scores_weights_and_output_while_it_is_held(page: Any, url: str) -> None:
     shown(page, f"{url}#/geometry?query=2", "geometry")
     tip = page.get_by_label("Tip of key The")
-    box = tip.bounding_box()
+    box = box_of(tip)
     middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     table = page.locator(".planes table")
     before = table.inner_text()
@@ -207,7 +207,7 @@ def test_a_dragged_tip_moves_scores_weights_and_output_while_it_is_held(page: An
     weights = ch.trace(CAT.q, k, CAT.v, query=2, mask=ch.causal()).row.weights
     page.wait_for_selector('html[data-ready="geometry"]')
     sync_api.expect(table.locator("tbody tr").first.locator("td").last).to_have_text(f"{weights[0]:.2f}")
-    now = tip.bounding_box()
+    now = box_of(tip)
     assert now["x"] - box["x"] == pytest.approx(60, abs=12), "the plane stays where it is"
     query = page.get_by_label("Tip of query sat")
     query.focus()
