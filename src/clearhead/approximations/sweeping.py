@@ -128,11 +128,11 @@ def resized(method: Method, count: int) -> Method:
     """The same method with so many features, slots, landmarks, rounds, blocks or clusters; linear stays as it is."""
     own = [one.name for one in fields(method)]  # type: ignore[arg-type]  # every method is a dataclass
     first = "rounds" if isinstance(method, LSH) else own[0]
-    return method if first == "feature" else replace(method, **{first: count})  # type: ignore[type-var]
+    return method if first == "feature" else replace(method, **{first: count})  # type: ignore[type-var]  # a dataclass
 
 
 def seeded(method: Method, seeds: int) -> list[Method]:
     """The same method with other seeds, where it has one."""
     if not hasattr(method, "seed"):
         return [method]
-    return [replace(method, seed=method.seed + i) for i in range(seeds)]  # type: ignore[type-var]
+    return [replace(method, seed=method.seed + i) for i in range(seeds)]  # type: ignore[type-var]  # a dataclass

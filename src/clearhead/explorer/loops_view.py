@@ -123,7 +123,7 @@ def watched(binds: Mapping[int, Bound], first: int, given: tuple[Any, ...]) -> t
     before = sys.gettrace()
     sys.settrace(tracer)
     try:
-        output = loops(*given)  # type: ignore[no-untyped-call]
+        output = loops(*given)  # type: ignore[no-untyped-call]  # as people write it
     finally:
         sys.settrace(before)
     return found, output

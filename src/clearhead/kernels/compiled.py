@@ -265,7 +265,8 @@ class Running:
 
     def go(self, run: Callable[[str, int], None], isa: str) -> None:
         """A tiny call takes one thread, a larger one more; a long one can be interrupted."""
-        run(isa, self.effort.settle(self.call, self.problem.library.name))
+        count, self.call.team, self.call.interruptible = self.effort.settled(self.problem.library.name)
+        run(isa, count)
 
     def backward(
         self, isa: str, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from dataclasses import dataclass
@@ -42,23 +43,17 @@ class Effort:
     def of(cls, problem: Problem) -> Effort:
         """Of one call."""
         grid, columns = problem.grid, problem.q.shape[-1] + problem.width
-        heads = 1
-        for size in grid.batch:
-            heads *= size
-        work = heads * grid.heads * grid.queries * grid.keys * columns
-        read = heads * problem.key_heads * grid.keys * columns * problem.k.dtype.itemsize
+        batch = math.prod(grid.batch)
+        work = batch * grid.heads * grid.queries * grid.keys * columns
+        read = batch * problem.key_heads * grid.keys * columns * problem.k.dtype.itemsize
         return cls(max(work // THREAD_WORK, read // THREAD_BYTES), work > LONG_WORK)
 
-    def settle(self, call: Any, library: str) -> int:
-        """How many threads a call takes now; it learns whose they are, and whether it is to listen for an interrupt."""
+    def settled(self, library: str) -> tuple[int, int, bool]:
+        """How many threads a call takes now, of how many in PyTorch's team (0: our own), and whether it listens."""
         main = main_thread()
-        call.interruptible = main and self.long
-        call.team = 0
         if self.wanted <= 1:
-            return 1
-        if main and library == "torch":
-            call.team = team()
-        return min(threads(library), self.wanted)
+            return 1, 0, main and self.long
+        return min(threads(library), self.wanted), team() if main and library == "torch" else 0, main and self.long
 
 
 @dataclass(frozen=True)
@@ -73,12 +68,12 @@ class Prepared:
         """The output for PyTorch tensors; None while another thread has the call."""
         output = q.new_empty(self.shape)
         places = q.data_ptr(), k.data_ptr(), v.data_ptr(), output.data_ptr()
-        return output if self.call.again(*places, self.effort.settle(self.call, "torch")) else None
+        return output if self.call.again(*places, *self.effort.settled("torch")) else None
 
     def arrays(self, q: Array, k: Array, v: Array) -> Array | None:
         """The same for NumPy arrays."""
         output = np.empty(self.shape, q.dtype)
-        return output if self.call.again_on(q, k, v, output, self.effort.settle(self.call, "numpy")) else None
+        return output if self.call.again_on(q, k, v, output, *self.effort.settled("numpy")) else None
 
 
 _prepared: dict[Any, Prepared] = {}

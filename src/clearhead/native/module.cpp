@@ -131,9 +131,10 @@ void* address(nb::handle array) {
 }
 
 // A call like an earlier one, on other arrays that lie alike; false while that one is still running, in another thread.
-bool again(Call& call, void* q, void* k, void* v, void* out, int threads) {
+bool again(Call& call, void* q, void* k, void* v, void* out, int threads, int team, bool interruptible) {
   if (call.busy) return false;
   call.busy = true;  // seen and set with the interpreter's lock held
+  call.team = team, call.interruptible = interruptible;
   void* const places[] = {q, k, v, out};
   View* const views[] = {&call.q, &call.k, &call.v, &call.out};
   for (int n = 0; n < 4; ++n) views[n]->data = static_cast<char*>(places[n]);
@@ -210,11 +211,11 @@ NB_MODULE(_native, m) {
         for (const uintptr_t address : arrays) asked.arrays.push_back(pointer(address));
         c.wanted.of_weights.push_back(std::move(asked));
       })
-      .def("again", [](Call& c, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, int threads) {
-        return again(c, pointer(q), pointer(k), pointer(v), pointer(out), threads);
+      .def("again", [](Call& c, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, int threads, int team, bool interruptible) {
+        return again(c, pointer(q), pointer(k), pointer(v), pointer(out), threads, team, interruptible);
       })
-      .def("again_on", [](Call& c, nb::handle q, nb::handle k, nb::handle v, nb::handle out, int threads) {
-        return again(c, address(q), address(k), address(v), address(out), threads);
+      .def("again_on", [](Call& c, nb::handle q, nb::handle k, nb::handle v, nb::handle out, int threads, int team, bool interruptible) {
+        return again(c, address(q), address(k), address(v), address(out), threads, team, interruptible);
       })
       .def("forward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, false); })
       .def("backward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, true); });
