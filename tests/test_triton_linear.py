@@ -18,7 +18,7 @@ from budget import Expected, check, within
 import clearhead as ch
 
 WANTED = (
-    "segment_sums", "forward", "segment_sums", "segment_sums", "gradients_of_queries", "gradients_of_keys",
+    "segment_sums", "forward", "scales", "segment_sums", "gradients_of_queries", "gradients_of_keys",
     "gradients_of_values",
 )  # fmt: skip
 # rows of queries, rows of keys, positions, features, values, positions of a segment

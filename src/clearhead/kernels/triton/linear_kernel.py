@@ -150,6 +150,23 @@ def forward(
 
 
 @triton.jit
+def scales(
+    dout, out, den, scale_at, weight_at, dout_strides, T, V: tl.constexpr, VP: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """s_i = 1 / den_i, 0 where that is 0, and w_i = −s_i (dout_i · out_i), of one chunk."""
+    row = tl.program_id(0).to(tl.int64)
+    rows = tl.program_id(1) * C + tl.arange(0, C)
+    c = tl.arange(0, VP)
+    here = row * T + rows
+    given, _ = tile(dout + row * dout_strides[0], dout_strides[1], rows, c, T, V)
+    found, _ = tile(out + row * T * V, V, rows, c, T, V)
+    below = tl.load(den + here, mask=rows < T, other=0.0)
+    scale = tl.where(below == 0.0, 0.0, 1.0 / tl.where(below == 0.0, 1.0, below))
+    tl.store(scale_at + here, scale, mask=rows < T)
+    tl.store(weight_at + here, -scale * tl.sum(given.to(tl.float32) * found.to(tl.float32), 1), mask=rows < T)
+
+
+@triton.jit
 def judged(dout, v, scale_at, weight_at, dout_stride, v_stride, here, rows, c, T, lower, V: tl.constexpr,
            PRECISION: tl.constexpr):  # fmt: skip
     """d (C, V), v (C, V), w (C,), and d_i · v_j + w_i for the pairs of a chunk with j ≤ i."""

@@ -55,7 +55,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 
 class Chunked(torch.autograd.Function):
-    """The sums as PyTorch differentiates them: what is kept is the inputs, the output and its denominators."""
+    """The sums as PyTorch differentiates them: what is kept is the inputs, the output, its denominators and
+    the sums before each segment, which are few numbers."""
 
     @staticmethod
     def forward(
@@ -74,23 +75,25 @@ class Chunked(torch.autograd.Function):
             call.length, call.segments, call.each, call.group, eps,
             NORMALIZED=normalized, FP=call.all_features, BV=call.values_share, **call.constants,
         )  # fmt: skip
-        ctx.save_for_backward(a, b, v, out, den)
+        ctx.save_for_backward(a, b, v, out, den, *before)
         ctx.how = (feature, normalized, segment)
         return out
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         """da, db and dv."""
-        a, b, v, out, den = ctx.saved_tensors
+        a, b, v, out, den, *before = ctx.saved_tensors
         feature, normalized, segment = ctx.how
         dout = plain(given[0])
         call = Sizes(a, b, v, feature, segment, out.dtype)
         if normalized:
-            scale = torch.where(den == 0, 0.0, 1.0 / torch.where(den == 0, 1.0, den))
-            weight = -scale * (dout.float() * out.float()).sum(-1)
+            scale, weight = torch.empty_like(den), torch.empty_like(den)
+            launch(
+                kernels.scales, (call.rows, cdiv(call.length, CHUNK)), dout, out, den, scale, weight, dout.stride(),
+                call.length, V=call.values, VP=call.all_values, C=CHUNK,
+            )  # fmt: skip
         else:
             scale, weight = torch.ones_like(den), torch.zeros_like(den)
-        before = call.shifted(*call.sums(b, v, None, None))
         after = call.shifted(*call.sums(a, dout, scale, weight), backwards=True)
         da = torch.empty_like(a, memory_format=torch.contiguous_format)
         # each query head has gradients of its own for the keys that it shares; they are added up in float32
