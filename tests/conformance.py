@@ -16,7 +16,9 @@ from clearhead.kernels.compiled import native
 
 built = pytest.mark.skipif(native is None, reason="the compiled kernel is not built: there is no C++ compiler")
 # the instruction sets that this machine has, by name; the kernel by itself takes the best of them
-INSTRUCTION_SETS = [name for name in ("portable", "neon", "avx2", "avx512") if native is not None and native.has(name)]
+INSTRUCTION_SETS = [
+    name for name in ("portable", "neon", "avx2", "avx512", "amx") if native is not None and native.has(name)
+]
 
 # What a kernel refuses, pinned as data: (kernel, case) → the reason. Support cannot be lost unnoticed.
 REFUSED: dict[tuple[str, str], str] = {

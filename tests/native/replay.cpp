@@ -48,6 +48,9 @@ Held take_array() {
 }
 
 const Kernel* chosen(const std::string& name) {
+#if defined(CLEARHEAD_TILES_BY_HAND)
+  return name == "amx" || name.empty() ? amx::kernel() : nullptr;
+#else
 #if defined(__aarch64__)
   if (name == "neon" || name.empty()) return neon::kernel();
 #else
@@ -55,6 +58,7 @@ const Kernel* chosen(const std::string& name) {
   if ((name == "avx2" || name.empty()) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::kernel();
 #endif
   return name == "portable" ? portable::kernel() : nullptr;
+#endif
 }
 
 // One call; the number of bytes goes before them.

@@ -102,22 +102,26 @@ template <class T, int type> struct Rowwise {
     const int64_t all = columns / lanes;
     Vec<T> query[vecs];
     for (int x = 0; x < vecs; ++x) query[x] = load<T>(q + x * lanes);
-    for (int64_t j = 0; j < count; j += 4) {
-      Vec<T> sums[4] = {};
-      const int64_t some = std::min<int64_t>(4, count - j);
-      for (int64_t n = 0; n < some; ++n) {
-        const char* row = rows + (j + n) * stride;
-        Vec<T> part[sets] = {};
-        for (int x = 0; x < vecs; ++x) part[x % sets] += query[x] * at(row, x);
-        for (int64_t c = vecs; !whole && c < all; c += vecs)
-          for (int x = 0; x < vecs; ++x) part[x % sets] += load<T>(q + (c + x) * lanes) * at(row, c + x);
-        for (int x = 1; x < sets; ++x) part[0] += part[x];
-        sums[n] = part[0];
-      }
-      T four[4];
-      sums_of_four<T>(sums, four);
-      std::copy(four, four + some, out + j);
+    const auto one = [&](const char* row) CLEARHEAD_LAMBDA {
+      Vec<T> part[sets] = {};
+      for (int x = 0; x < vecs; ++x) part[x % sets] += query[x] * at(row, x);
+      for (int64_t c = vecs; !whole && c < all; c += vecs)
+        for (int x = 0; x < vecs; ++x) part[x % sets] += load<T>(q + (c + x) * lanes) * at(row, c + x);
+      for (int x = 1; x < sets; ++x) part[0] += part[x];
+      return part[0];
+    };
+    int64_t j = 0;
+    for (; j + 4 <= count; j += 4) {
+      const Vec<T> sums[4] = {one(rows + j * stride), one(rows + (j + 1) * stride), one(rows + (j + 2) * stride),
+                              one(rows + (j + 3) * stride)};
+      sums_of_four<T>(sums, out + j);
     }
+    if (j == count) return;
+    Vec<T> sums[4] = {};
+    for (int64_t n = 0; j + n < count; ++n) sums[n] = one(rows + (j + n) * stride);
+    T four[4];
+    sums_of_four<T>(sums, four);
+    std::copy(four, four + (count - j), out + j);
   }
 
   // sums[column] += Σ weight · row[column], over the rows that are allowed; null: over all
@@ -176,6 +180,49 @@ template <class T> struct Streaming {
     dots = Rowwise<T, type>::template dots<vecs, whole>;
     add = Rowwise<T, type>::template add<vecs, whole>;
   }
+};
+
+constexpr int64_t kShared = 64;  // rows that stay in the first cache until all have read them
+
+// Rows of a view, in stretches that can be streamed: `act(rows, stride, from, count)` for each. Where more than one reads them
+// they are short, and those of another type are converted first.
+template <class T> class Stretches {
+ public:
+  Stretches(const View& view, int64_t columns, bool shared)
+      : view_(view), columns_(columns), shared_(shared), own_(view, columns) {
+#if defined(CLEARHEAD_NEON)
+    constexpr bool by_reading = true;  // bfloat16 is shifted as it is read, which is cheaper than a copy
+#else
+    constexpr bool by_reading = false;
+#endif
+    if (!shared || view.type == kOwn<T> || !own_.dots || (by_reading && view.type == kBFloat16)) return;
+    View turned = view;
+    turned.type = kOwn<T>, turned.col = int64_t(sizeof(T));
+    own_ = Streaming<T>(turned, columns);
+    converted_.resize(kShared * columns);
+  }
+
+  const Streaming<T>& stream() const { return own_; }
+
+  template <class Act> void each(const char* rows, int64_t count, Act act) {
+    for (int64_t from = 0, step = shared_ ? kShared : count; from < count; from += step) {
+      const int64_t some = std::min(step, count - from);
+      if (converted_.empty()) {
+        act(rows + from * view_.row, view_.row, from, some);
+        continue;
+      }
+      for (int64_t r = 0; r < some; ++r)
+        read_row<T>(rows + (from + r) * view_.row, view_.type, view_.col, columns_, converted_.data() + r * columns_);
+      act(reinterpret_cast<const char*>(converted_.data()), columns_ * int64_t(sizeof(T)), from, some);
+    }
+  }
+
+ private:
+  const View& view_;
+  int64_t columns_;
+  bool shared_;
+  Streaming<T> own_;
+  Buffer<T> converted_;
 };
 
 // What the scores of row (head h, query i) become after the product: scale, softcap, bias, mask. `allowed` is filled where
@@ -243,10 +290,14 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
   }
   Reader<T> keys(call.k, b, head, call.features), values(call.v, b, head, call.width);
   const T* lines[kAtOnce];
-  const Streaming<T> key_stream(call.k, call.features), value_stream(call.v, call.width);
-  for (int64_t r = 0; key_stream.dots && r < rows; ++r)
-    if (verdicts[r] != kNone)
-      key_stream.dots(q.data() + r * call.features, call.features, keys.at(j0), call.k.row, j1 - j0, s.data() + r * count);
+  Stretches<T> key_rows(call.k, call.features, rows > 1), value_rows(call.v, call.width, rows > 1);
+  const Streaming<T>&key_stream = key_rows.stream(), &value_stream = value_rows.stream();
+  if (key_stream.dots)
+    key_rows.each(keys.at(j0), j1 - j0, [&](const char* at, int64_t stride, int64_t from, int64_t some) {
+      for (int64_t r = 0; r < rows; ++r)
+        if (verdicts[r] != kNone)
+          key_stream.dots(q.data() + r * call.features, call.features, at, stride, some, s.data() + r * count + from);
+    });
   for (int64_t j = j0; !key_stream.dots && j < j1; j += kAtOnce) {
     const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
     for (int x = 0; x < real; ++x) lines[x] = keys.row(j + x, x);
@@ -265,9 +316,13 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
                      s.data() + r * count, allowed_to(r));
     pieces[r] = exponentials<T>(s.data() + r * count, count, units.factor, call.width);
   }
-  for (int64_t r = 0; value_stream.add && r < rows; ++r)
-    if (verdicts[r] != kNone)
-      value_stream.add(s.data() + r * count, allowed_to(r), call.width, values.at(j0), call.v.row, j1 - j0, pieces[r].values.data());
+  if (value_stream.add)
+    value_rows.each(values.at(j0), j1 - j0, [&](const char* at, int64_t stride, int64_t from, int64_t some) {
+      for (int64_t r = 0; r < rows; ++r)
+        if (verdicts[r] != kNone)
+          value_stream.add(s.data() + r * count + from, allowed_to(r) ? allowed_to(r) + from : nullptr, call.width, at, stride, some,
+                           pieces[r].values.data());
+    });
   for (int64_t j = j0; !value_stream.add && j < j1; j += kAtOnce) {
     const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
     for (int x = 0; x < real; ++x) lines[x] = values.row(j + x, x);

@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(CLEARHEAD_AMX) && !defined(CLEARHEAD_TILES_BY_HAND)
+#define CLEARHEAD_AVX512  // which it has too
+#endif
 #if defined(CLEARHEAD_NEON)
 #include <arm_neon.h>
 #elif defined(CLEARHEAD_AVX2) || defined(CLEARHEAD_AVX512)
@@ -16,7 +19,7 @@
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-#if defined(CLEARHEAD_AVX512)
+#if defined(CLEARHEAD_AVX512) || defined(CLEARHEAD_AMX)
 constexpr int kBytes = 64, kVecs = 3, kRows = 8, kExpVecs = 8;
 #elif defined(CLEARHEAD_AVX2)
 constexpr int kBytes = 32, kVecs = 2, kRows = 6, kExpVecs = 4;

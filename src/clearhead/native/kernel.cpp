@@ -231,7 +231,7 @@ void backward(const Call& call, int threads) {
 // while decoding has an axis of its own, since few queries go another way.
 template <class T> std::vector<Size> sizes_as() {
   constexpr int64_t panel = kPanel<T>, lanes = kLanes<T>, block = kPanels * panel;
-  return {{"keys", "rows", kRows},
+  std::vector<Size> found{{"keys", "rows", kRows},
           {"keys", "grain", Backward<T>::kGrain},
           {"keys", "mask_step", kMaskStep},
           {"keys", "back_tile", kBackTile},
@@ -251,12 +251,17 @@ template <class T> std::vector<Size> sizes_as() {
           {"heads", "split_heads", kSplitHeads},
           {"decoded keys", "at_once", kAtOnce},
           {"decoded keys", "exponentials", kPowers * lanes},
+          {"decoded keys", "shared", kShared},
           {"decoded keys", "piece", kPiece},
           {"decoded features", "lanes", lanes},
           {"decoded features", "pair", 2 * lanes},
           {"decoded features", "four", 4 * lanes},
           {"decoded features", "eight", 8 * lanes},
           {"decoded features", "stretch", kStretch * lanes}};
+  if (kTiled)
+    for (const char* axis : {"keys", "features"})
+      for (const int64_t size : {kTileRows, kTileDepth}) found.push_back({axis, size == kTileRows ? "tile_rows" : "tile_depth", size});
+  return found;
 }
 
 std::vector<Size> sizes(bool wide) { return wide ? sizes_as<double>() : sizes_as<float>(); }

@@ -23,5 +23,6 @@ namespace portable { const Kernel* kernel(); }
 namespace neon { const Kernel* kernel(); }
 namespace avx2 { const Kernel* kernel(); }
 namespace avx512 { const Kernel* kernel(); }
+namespace amx { const Kernel* kernel(); }
 
 }  // namespace clearhead

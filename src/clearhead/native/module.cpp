@@ -4,6 +4,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <pthread.h>
+#if defined(CLEARHEAD_HAS_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <atomic>
 #include <chrono>
@@ -30,6 +35,21 @@ View view(uintptr_t address, int type, Array<int64_t> batch, int64_t head, int64
   return View{static_cast<char*>(pointer(address)), type, copied(batch), head, row, col};
 }
 
+#if defined(CLEARHEAD_HAS_AMX)
+// True where the CPU has AMX for bfloat16 and the system lets this process use it, which it must be asked for once.
+bool has_amx() {
+#if defined(__linux__)
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
+  constexpr long ask = 0x1023, tiles = 18;  // ARCH_REQ_XCOMP_PERM, the state that tiles are
+  static const bool granted = syscall(SYS_arch_prctl, ask, tiles) == 0;
+  return granted;
+#else
+  return false;
+#endif
+}
+#endif
+
 const Kernel* chosen(const std::string& name) {
   std::vector<const Kernel*> able;
 #if defined(CLEARHEAD_HAS_NEON)
@@ -37,11 +57,18 @@ const Kernel* chosen(const std::string& name) {
 #endif
 #if defined(CLEARHEAD_HAS_X86)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl"))
+      __builtin_cpu_supports("avx512vl")) {
+#if defined(CLEARHEAD_HAS_AMX)
+    if (has_amx()) able.push_back(amx::kernel());
+#endif
     able.push_back(avx512::kernel());
+  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) able.push_back(avx2::kernel());
 #endif
   able.push_back(portable::kernel());
+#if defined(CLEARHEAD_HAS_TILES_BY_HAND)
+  able.push_back(amx::kernel());
+#endif
   if (name.empty()) return able.front();
   for (const Kernel* kernel : able)
     if (name == kernel->name) return kernel;

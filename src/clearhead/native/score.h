@@ -3,6 +3,7 @@
 #include "mask.h"
 #include "micro.h"
 #include "pack.h"
+#include "tiles.h"
 
 namespace clearhead {
 namespace CLEARHEAD_ISA {
@@ -13,7 +14,7 @@ constexpr int64_t kTile = 512 / kRows * kRows;
 constexpr int64_t kMaskStep = 32;   // keys for which a mask is decided at once inside a tile
 constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
 // keys are packed by blocks of kRows: what starts anywhere else reads other keys than it means
-static_assert(kTile % kRows == 0);
+static_assert(kTile % kRows == 0 && (!kTiled || kTile % kTileDepth == 0));
 
 // How scores are kept until the exponential. Where a score is only a scaled product it stays unscaled, and the scale is
 // part of the one multiply-add before 2^x; else it is in nats.
@@ -36,6 +37,10 @@ template <class T> struct Packed {
   std::vector<uint8_t> odd;    // for each key: holds a number that is not finite
   std::vector<int64_t> place;  // for each tile of keys: the place of its first; −1 for a tile that nobody sees
   int64_t value_stride = 0;
+  TilePacked tiles;   // instead of k and v, where their products go by tiles
+
+  // Where a key that is read from begins: no key but a multiple of this has a place of its own.
+  int64_t grain() const { return tiles.used ? kTileDepth : kRows; }
 
   // The place of a key; its tile is one that somebody sees.
   int64_t at(int64_t j) const { return place[j / kTile] + j % kTile; }
@@ -45,14 +50,16 @@ template <class T> struct Packed {
     return std::any_of(odd.begin() + j0, odd.begin() + j1, [](uint8_t x) { return x; });
   }
 
-  int64_t bytes() const { return int64_t((k.size() + v.size()) * sizeof(T) + odd.size()); }
+  int64_t bytes() const { return int64_t((k.size() + v.size()) * sizeof(T) + odd.size()) + tiles.bytes(); }
 
   void resize(const Call& call, int64_t b, int64_t head) {
     const int64_t count = find_places(call, b, head);
+    odd.assign(call.keys, 0);
+    tiles.resize(call, count);
+    if (tiles.used) return;
     k.resize(rounded(count, kRows) * call.features);
     value_stride = count * kRows;
     v.resize(rounded(call.width, kRows) / kRows * value_stride);
-    odd.assign(call.keys, 0);
   }
 
   // Keys [first, last); `first` is a multiple of kRows.
@@ -61,6 +68,10 @@ template <class T> struct Packed {
       if (!holds(j)) continue;
       call.stop.check();
       const int64_t some = std::min(kTile, last - j);
+      if (tiles.used) {
+        tiles.pack(call, b, head, j, some, at(j), odd.data() + j);
+        continue;
+      }
       pack_rows<T>(call.k, b, head, j, some, call.features, kRows, scratch, k.data() + at(j) * call.features, odd.data() + j);
       pack_columns<T>(call.v, b, head, j, some, call.width, value_stride, scratch, v.data() + at(j) * kRows, odd.data() + j);
     }
@@ -100,11 +111,17 @@ template <class T> class Scorer {
   // allowed. `q` is the packed panel, `keys` the packed keys from j0 on. `mixed` says that some pairs are masked: also those
   // of lanes that are no queries, where `remember` says that keys may hold anything. Vectors past `vecs` are left as they are.
   bool score(const T* q, const T* keys, int64_t i0, int64_t i1, int64_t j0, int64_t j1, T* s, int vecs = kVecs) {
+    const int64_t blocks = (j1 - j0 + kRows - 1) / kRows;
+    return score_by(i0, i1, j0, j1, s,
+                    [&] { product<T, false>(keys, blocks, q, call_.features, call_.features * kRows, s, vecs); });
+  }
+
+  // The same by `multiply`, which leaves q · k in `s`.
+  template <class Multiply> bool score_by(int64_t i0, int64_t i1, int64_t j0, int64_t j1, T* s, Multiply multiply) {
     const Verdict verdict = mask.decide(i0, i1, j0, j1);
     mixed = verdict == kSome || (remember && i1 - i0 < panel);
     if (verdict == kNone) return false;
-    const int64_t blocks = (j1 - j0 + kRows - 1) / kRows;
-    product<T, false>(keys, blocks, q, call_.features, call_.features * kRows, s, vecs);
+    multiply();
     if (!units.raw) shape(i0, i1, j0, j1, s);
     if (mixed) hide(i0, i1, j0, j1, s);
     return true;

@@ -55,8 +55,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 
 class Chunked(torch.autograd.Function):
-    """The sums as PyTorch differentiates them: what is kept is the inputs, the output, its denominators and
-    the sums before each segment, which are few numbers."""
+    """The sums as PyTorch differentiates them.
+
+    What is kept is the inputs, the output, its denominators and the sums before each segment, which are few numbers.
+    """
 
     @staticmethod
     def forward(
