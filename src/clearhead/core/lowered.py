@@ -24,8 +24,10 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
+from clearhead.core import intervals
 from clearhead.core.arrays import Array
 from clearhead.core.grid import Alignment, Grid
+from clearhead.core.steps import Cut, Steps, by_both
 
 # one for all batch rows, or one for each: (batch,)
 Numbers: TypeAlias = "int | np.ndarray"
@@ -81,6 +83,10 @@ class Node:
         """The keys that a query sees as one span that moves with it; None where that does not say it all."""
         return None
 
+    def tiles(self, cut: Cut) -> Steps:
+        """Which tiles are empty, mixed or full, told from intervals and not from pairs (`core/runs.py`)."""
+        raise NotImplementedError
+
     def narrow(self) -> tuple[np.ndarray, ...]:
         """Its rows for a kernel that reads 32 bits: truth values as bytes, and whole numbers that fit."""
         return tuple(row.astype(np.uint8 if row.dtype == bool else np.int32) for row in self.rows())
@@ -101,6 +107,12 @@ class BandNode(Node):
     def span(self, keys: int) -> Span:
         return self.low, self.high, keys
 
+    def tiles(self, cut: Cut) -> Steps:
+        first, last = cut.block_ends()
+        low, high = np.reshape(self.low, (-1, 1)), np.reshape(self.high, (-1, 1))
+        high = np.where(low <= high, high, low - 1 - cut.queries)  # turned about, no query sees anything
+        return intervals.of_ranges(cut, first + low, last + high + 1, last + low, first + high + 1)
+
 
 @dataclass(eq=False)
 class BeforeNode(Node):
@@ -116,6 +128,10 @@ class BeforeNode(Node):
     def span(self, keys: int) -> Span:
         return -FAR, FAR, smaller(larger(self.count, 0), keys)
 
+    def tiles(self, cut: Cut) -> Steps:
+        count = np.reshape(self.count, (-1, 1)) + np.zeros(cut.blocks, np.int64)
+        return intervals.of_ranges(cut, np.zeros_like(count), count, np.zeros_like(count), count)
+
 
 @dataclass(eq=False)
 class DocumentsNode(Node):
@@ -127,6 +143,9 @@ class DocumentsNode(Node):
 
     def rows(self) -> tuple[np.ndarray, ...]:
         return self.queries, self.keys
+
+    def tiles(self, cut: Cut) -> Steps:
+        return intervals.of_ids(cut, self.queries, self.keys)
 
     def narrow(self) -> tuple[np.ndarray, ...]:
         limits = np.iinfo(np.int32)
@@ -147,10 +166,13 @@ class FlagsNode(Node):
     def rows(self) -> tuple[np.ndarray, ...]:
         return self.marked()
 
+    def tiles(self, cut: Cut) -> Steps:
+        return intervals.of_flags(cut, *self.marked())
+
 
 @dataclass(eq=False)
 class BlocksNode(Node):
-    """A truth value for each block of queries and block of keys, (blocks of queries, blocks of keys)."""
+    """A truth value for each block of queries and block of keys: (1 or batch, 1 or heads, blocks, blocks)."""
 
     block: int
     table: Callable[[], np.ndarray]
@@ -161,7 +183,11 @@ class BlocksNode(Node):
         return self.block
 
     def rows(self) -> tuple[np.ndarray, ...]:
-        return (self.table().reshape(1, -1),)
+        table = self.table()
+        return (table.reshape(len(table), -1),)
+
+    def tiles(self, cut: Cut) -> Steps:
+        return intervals.of_cells(cut, self.table(), self.block)
 
 
 @dataclass(eq=False)
@@ -169,10 +195,16 @@ class ArrayNode(Node):
     """A truth value for each pair, in an array of any library that broadcasts to them."""
 
     pairs: Callable[[], Array]
+    batch: tuple[int, ...] = ()
+    decided: Callable[[Cut], np.ndarray] | None = None  # the state of each tile, where there is no array to be read yet
     kind = NodeKind.ARRAY
 
     def array(self) -> Array:
         return self.pairs()
+
+    def tiles(self, cut: Cut) -> Steps:
+        states = intervals.of_array(cut, self.pairs(), self.batch) if self.decided is None else self.decided(cut)
+        return by_both(cut, states)
 
 
 @dataclass(eq=False)
@@ -186,6 +218,9 @@ class AndNode(Node):
     @property
     def parts(self) -> tuple[Node, ...]:
         return self.left, self.right
+
+    def tiles(self, cut: Cut) -> Steps:
+        return self.left.tiles(cut) & self.right.tiles(cut)
 
     def span(self, keys: int) -> Span | None:
         left, right = self.left.span(keys), self.right.span(keys)
@@ -206,6 +241,9 @@ class OrNode(Node):
     def parts(self) -> tuple[Node, ...]:
         return self.left, self.right
 
+    def tiles(self, cut: Cut) -> Steps:
+        return self.left.tiles(cut) | self.right.tiles(cut)
+
 
 @dataclass(eq=False)
 class NotNode(Node):
@@ -217,6 +255,9 @@ class NotNode(Node):
     @property
     def parts(self) -> tuple[Node, ...]:
         return (self.inner,)
+
+    def tiles(self, cut: Cut) -> Steps:
+        return ~self.inner.tiles(cut)
 
 
 def larger(a: Numbers, b: Numbers) -> Numbers:

@@ -12,6 +12,7 @@ from clearhead.core.arrays import Array, alike, dtype_name, is_array, settled, t
 from clearhead.core.equality import digest, same
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Grid, bins, bins_of, cut, fitting, hold, part
+from clearhead.core.intervals import told
 from clearhead.core.lowered import AndNode, ArrayNode, Node, NotNode, OrNode
 from clearhead.core.picture import Picture
 from clearhead.core.trees import introduce, tree
@@ -71,7 +72,7 @@ class Mask:
             tile = self.tile(range(grid.queries), range(grid.keys), grid)
             return np.full((1, 1), tile) if isinstance(tile, bool) else tile
 
-        return ArrayNode(pairs)
+        return ArrayNode(pairs, grid.batch, lambda cut: told(self, grid, cut.rows, cut.columns)[None, None])
 
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
         """What this mask says of one pair in one batch row and head, as the second half of a sentence."""
@@ -375,7 +376,7 @@ class Where(Mask):
     wire = "where"
 
     def lower(self, grid: Grid) -> Node:
-        return ArrayNode(lambda: self.array)
+        return ArrayNode(lambda: self.array, grid.batch)
 
     def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
         return decided(cut(self.array, rows, columns))

@@ -260,7 +260,7 @@ class RandomBlocks(Mask):
     wire = "random"
 
     def lower(self, grid: Grid) -> Node:
-        return lowered.BlocksNode(self.block, lambda: self.table(range(grid.queries), grid))
+        return lowered.BlocksNode(self.block, lambda: self.table(range(grid.queries), grid)[None, None])
 
     def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
         if not rows or not columns:

@@ -1,0 +1,142 @@
+"""From a mask to runs of tiles: for each block of queries, the tiles of keys that are left, full ones and mixed ones.
+
+What is empty is not listed, and costs nothing. Runs are found from intervals of keys (`core/intervals.py`), never from
+pairs, in time and memory that grow with what is left; `&`, `|` and `~` are done on steps (`core/steps.py`). A run that
+is full is all True. What is left out is all False. A mixed run may hold anything: of a single leaf it is truly
+mixed in every tile, of several together it is what they could not settle between them.
+
+>>> from clearhead.core.masks import global_tokens, window
+>>> found = runs(window(2) | global_tokens([0]), Grid((), 1, 8, 8), 2, 2)
+>>> for block in range(found.blocks):
+...     print([(int(first), int(count), bool(full)) for first, count, full in found.of(block)])
+[(0, 4, False)]
+[(0, 2, False)]
+[(0, 3, False)]
+[(0, 1, False), (2, 2, False)]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from clearhead.core.grid import Grid
+from clearhead.core.lowered import Node
+from clearhead.core.mask import Mask
+from clearhead.core.steps import ALL, NONE, Cut, Steps, constant, ranges
+
+
+@dataclass(frozen=True, eq=False)
+class TileLists:
+    """The same tile by tile: those of row r are `tiles[starts[r]:starts[r + 1]]`, the `mixed[r]` mixed ones first."""
+
+    starts: np.ndarray  # int32, (batch · heads · blocks + 1,)
+    mixed: np.ndarray  # int32, (batch · heads · blocks,)
+    tiles: np.ndarray  # int32
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Runs of tiles that are not empty, ascending, for each block of queries of each head and batch row.
+
+    Row r = (b · heads + h) · blocks + block has the runs starts[r] … starts[r + 1] − 1. Run n is `count[n]` tiles from
+    tile `first[n]` on; where `full[n]`, all of their pairs are let through. `batch` and `heads` are 1 where all batch
+    rows or heads are alike. Of `turned` runs, blocks are of keys and tiles of queries.
+    """
+
+    steps: Steps
+    starts: np.ndarray  # int32, (batch · heads · blocks + 1,)
+    first: np.ndarray  # int32
+    count: np.ndarray  # int32
+    full: np.ndarray  # bool
+
+    @property
+    def batch(self) -> int:
+        """1, or as many as there are batch rows."""
+        return self.steps.batch
+
+    @property
+    def heads(self) -> int:
+        """1, or as many as there are query heads."""
+        return self.steps.heads
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks each head has."""
+        return self.steps.cut.blocks
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles there are across, empty ones included."""
+        return self.steps.cut.tiles
+
+    def of(self, block: int, head: int = 0, batch: int = 0) -> Iterator[tuple[int, int, bool]]:
+        """(first tile, how many, full) of each run of a block."""
+        row = ((batch if self.batch > 1 else 0) * self.heads + (head if self.heads > 1 else 0)) * self.blocks + block
+        for n in range(self.starts[row], self.starts[row + 1]):
+            yield int(self.first[n]), int(self.count[n]), bool(self.full[n])
+
+    def turned(self) -> Runs:
+        """For each tile of keys the blocks of queries that are left: what gradients by keys walk over."""
+        return _of_steps(self.steps.turned())
+
+    def lists(self) -> TileLists:
+        """Tile by tile, for kernels that take first the mixed ones of a block and then the full ones."""
+        row = np.repeat(np.arange(self.starts.size - 1), np.diff(self.starts))
+        order = np.argsort(row * 2 + self.full, kind="stable")
+        first, count, row, full = (a[order] for a in (self.first, self.count, row, self.full))
+        _, tiles = ranges(first.astype(np.int64), first.astype(np.int64) + count)
+        rows = self.starts.size - 1
+        each = np.bincount(row, count, rows).astype(np.int64)
+        mixed = np.bincount(row, np.where(full, 0, count), rows)
+        return TileLists(np.append(0, np.cumsum(each)).astype(np.int32), mixed.astype(np.int32), tiles.astype(np.int32))
+
+    @property
+    def pairs(self) -> int:
+        """Query–key pairs in the tiles that are left, over the batch rows and heads that are told apart here."""
+        return self._pairs(self.full | True)
+
+    @property
+    def full_pairs(self) -> int:
+        """Those of them in full tiles; where it is all of them, `pairs` is how many the mask lets through."""
+        return self._pairs(self.full)
+
+    def _pairs(self, these: np.ndarray) -> int:
+        cut = self.steps.cut
+        row = np.repeat(np.arange(self.starts.size - 1), np.diff(self.starts)) % max(cut.blocks, 1)
+        queries = np.minimum((row + 1) * cut.rows, cut.queries) - row * cut.rows
+        first = self.first.astype(np.int64)
+        keys = np.minimum((first + self.count) * cut.columns, cut.keys) - first * cut.columns
+        return int((queries * keys)[these].sum())
+
+
+def runs(mask: Mask | Node | None, grid: Grid, rows: int, columns: int) -> Runs:
+    """The runs of a mask for blocks of `rows` queries and tiles of `columns` keys.
+
+    With rows = columns = 1 nothing is mixed: each query's own runs of keys, and `pairs` is exact for any mask.
+    """
+    cut = Cut(math.prod(grid.batch), grid.heads, grid.queries, grid.keys, rows, columns)
+    if mask is None:
+        return _of_steps(constant(cut, ALL))
+    return _of_steps((mask if isinstance(mask, Node) else mask.lower(grid)).tiles(cut))
+
+
+def _of_steps(steps: Steps) -> Runs:
+    cut = steps.cut
+    rows, tiles = steps.batch * steps.heads * cut.blocks, cut.tiles
+    if not rows * tiles:
+        nothing = np.zeros(0, np.int32)
+        return Runs(steps, np.zeros(rows + 1, np.int32), nothing, nothing, nothing.astype(bool))
+    at = np.concatenate([steps.at, np.arange(rows, dtype=np.int64) * tiles])  # no run goes on into the next row
+    at = np.sort(at, kind="stable")
+    at = at[np.append(True, at[1:] != at[:-1])]
+    state = steps.of(at)
+    count = np.append(at[1:], rows * tiles) - at
+    some = state != NONE
+    at, count, state = at[some], count[some], state[some]
+    row, first = np.divmod(at, tiles)
+    starts = np.searchsorted(row, np.arange(rows + 1))
+    return Runs(steps, starts.astype(np.int32), first.astype(np.int32), count.astype(np.int32), state == ALL)
