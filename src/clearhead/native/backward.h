@@ -22,7 +22,7 @@ template <class T> struct Asking {
   Rows<T> rows;
   alignas(64) T spread[kPanel<T>];
   int64_t first = 0, last = 0;
-  Span span{0, 0};           // the keys that any of them may see
+  Stretches seen;            // the keys that any of them may see
   uint8_t odd[kPanel<T>];    // for each: the query or its gradient holds a number that is not finite
   bool spoiled = false;      // something of some query is not finite
 };
@@ -35,8 +35,8 @@ template <class T> class Backward {
   static_assert(kBackTile % kGrain == 0);
 
   // Room for a call; what an earlier one left is used again.
-  void begin(const Call& call) {
-    call_ = &call;
+  void begin(const Call& call, const Sights& sights) {
+    call_ = &call, sights_ = &sights;
     features_ = rounded(call.features, kRows);
     width_ = rounded(call.width, kRows);
     asking_.resize(kTogether);
@@ -123,20 +123,20 @@ template <class T> class Backward {
   void queries(Scorer<T>& scorer, int64_t b, int64_t h, int64_t i0, int64_t first, int64_t last, T* dq) {
     const int64_t i1 = std::min(i0 + kTogether * panel, call_->queries);
     const int64_t panels = (i1 - i0 + panel - 1) / panel;
-    Span span{last, first};
+    bool some = false;
     for (int64_t p = 0; p < panels; ++p) {
-      const Span here = asking_[p].span = scorer.mask.span(i0 + p * panel, std::min(i0 + (p + 1) * panel, i1));
-      if (here.low < here.high) span = {std::min(span.low, here.low), std::max(span.high, here.high)};
+      Stretches& seen = asking_[p].seen;
+      sights_->see(b, h, i0 + p * panel, std::min(i0 + (p + 1) * panel, i1), seen);
+      seen.each(first, last, [&](int64_t, int64_t) { some = true; });
     }
-    if (span.low >= last || span.high <= first) return;
+    if (!some) return;
     bool alive = false;
     for (int64_t p = 0; p < panels; ++p)
       alive = load_queries(b, h, i0 + p * panel, std::min(i0 + (p + 1) * panel, i1), p) || alive;
     if (!alive) return;
     for (int64_t j0 = first; j0 < last; j0 += kBackTile) {
       call_->stop.check();
-      const int64_t j1 = std::min({j0 + kBackTile, last, span.high});
-      if (j0 < j1 && span.low < j0 + kBackTile) tile(scorer, panels, first, j0, j1, dq + i0 * features_);
+      tile(scorer, panels, first, j0, std::min(j0 + kBackTile, last), dq + i0 * features_);
     }
   }
 
@@ -203,27 +203,33 @@ template <class T> class Backward {
     const int64_t count = j1 - j0, at = j0 - first;
     bool some = false;
     for (int64_t p = 0; p < panels; ++p) {
-      const Span span = asking_[p].span;
-      const int64_t low = j0 + std::max<int64_t>(span.low - j0, 0) / kGrain * kGrain, high = std::min(j1, span.high);
-      const bool seen = low < high && differentiate(scorer, asking_[p], first, low, high, dq + p * panel * features_);
-      some = some || seen;
-      seen_[p] = seen ? Span{low - j0, high - j0} : Span{0, 0};
-      if (seen && asking_[p].spoiled) add_odd(scorer, asking_[p], low - first, high - low);
+      Span& part = seen_[p] = {count, 0};  // from the first to the last key that it sees
+      asking_[p].seen.each(j0, j1, [&](int64_t start, int64_t stop) {
+        part = {std::min(part.low, (start - j0) / kGrain * kGrain), stop - j0};
+      });
+      some = some || part.low < part.high;
+    }
+    if (!some) return;
+    for (int64_t p = 0; p < panels; ++p) {
+      const auto [low, high] = seen_[p];
+      if (low < high) {
+        differentiate(scorer, asking_[p], first, j0 + low, j0 + high, dq + p * panel * features_);
+        if (asking_[p].spoiled) add_odd(scorer, asking_[p], at + low, high - low);
+      }
       turned(weights_.data(), count, p, turned_weights_.data());
       turned(dweights_.data(), count, p, turned_dscores_.data());
     }
-    if (!some) return;
     gather(turned_weights_.data(), count, panels, dout_columns_.data(), width_, dv_.data() + at * width_);
     gather(turned_dscores_.data(), count, panels, q_columns_.data(), features_, dk_.data() + at * features_);
   }
 
-  // weights and dscores (in dweights_) of one panel, and its dq; false where it may see none of the keys.
-  bool differentiate(Scorer<T>& scorer, const Asking<T>& ask, int64_t first, int64_t j0, int64_t j1, T* dq) {
+  // weights and dscores (in dweights_) of one panel, and its dq.
+  void differentiate(Scorer<T>& scorer, const Asking<T>& ask, int64_t first, int64_t j0, int64_t j1, T* dq) {
     const int64_t count = j1 - j0, blocks = (count + kRows - 1) / kRows, at = j0 - first;
     const T* k = k_.data() + at * call_->features;
     const bool odd = std::any_of(odd_.begin() + at, odd_.begin() + at + count, [](uint8_t x) { return x; });
     scorer.remember = odd || ask.spoiled;
-    if (!scorer.score(ask.q.data(), k, ask.first, ask.last, j0, j1, weights_.data())) return false;
+    scorer.score(ask.q.data(), k, ask.first, ask.last, j0, j1, ask.seen, weights_.data());
     if (call_->softcap != 0)
       product<T, false>(k, blocks, ask.q.data(), call_->features, call_->features * kRows, raw_.data());
     ask.rows.weigh(weights_.data(), count, scorer.units.factor);
@@ -235,7 +241,7 @@ template <class T> class Backward {
     const T* columns = k_columns_.data() + at * kRows;
     if (!scorer.mixed || !odd) {
       product<T, true>(columns, features_ / kRows, dweights_.data(), count, stride, dq);
-      return true;
+      return;
     }
     product<T, true>(blanked(scorer, queries, at, count), features_ / kRows, dweights_.data(), count, kBackTile * kRows, dq);
     for (int64_t j = 0; j < count; ++j) {  // keys that were left out go to those who see them, one by one
@@ -245,7 +251,6 @@ template <class T> class Backward {
         for (int64_t c = 0; allowed[x] && c < call_->features; ++c)
           dq[c * panel + x] += columns[c / kRows * stride + j * kRows + c % kRows] * dweights_[j * panel + x];
     }
-    return true;
   }
 
   // dweights become dscores.
@@ -314,6 +319,7 @@ template <class T> class Backward {
   }
 
   const Call* call_ = nullptr;
+  const Sights* sights_ = nullptr;
   int64_t features_ = 0, width_ = 0;  // rounded up to whole blocks
   std::vector<Asking<T>> asking_;
   Span seen_[kTogether];  // by each panel, of the tile

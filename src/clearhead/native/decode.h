@@ -147,7 +147,7 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
   }
   Reader<T> keys(call.k, b, head, call.features), values(call.v, b, head, call.width);
   const T* lines[kAtOnce];
-  Stretches<T> key_rows(call.k, call.features, rows > 1), value_rows(call.v, call.width, rows > 1);
+  SharedRows<T> key_rows(call.k, call.features, rows > 1), value_rows(call.v, call.width, rows > 1);
   const Streaming<T>&key_stream = key_rows.stream(), &value_stream = value_rows.stream();
   if (key_stream.dots)
     key_rows.each(keys.at(j0), j1 - j0, [&](const char* at, int64_t stride, int64_t from, int64_t some) {

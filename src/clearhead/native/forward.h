@@ -1,7 +1,5 @@
 // The tiled kernel: score, softmax, accumulate, tile after tile, for a block of queries; then divide and write.
 #pragma once
-#include <optional>
-
 #include "observe.h"
 #include "score.h"
 #include "softmax.h"
@@ -13,33 +11,25 @@ inline bool all_set(const uint8_t* flags, int64_t count) {
   return std::all_of(flags, flags + count, [](uint8_t x) { return x; });
 }
 
-// features of the values that are summed together: the room is for whole blocks of them, of either kind
-constexpr int64_t kDepth = kTiled ? kTileRows : kRows;
-static_assert(kDepth % kRows == 0);
-
 // What a thread needs for one block of queries; what an earlier call left is used again.
 template <class T> struct Workspace {
   Buffer<T> q, s, values, clean, scratch;
-  Buffer<uint32_t> pairs, weights, rest;  // where products go by tiles
   std::vector<Rows<T>> rows;
+  std::vector<Stretches> seen;    // by each panel
+  struct Scored { int64_t first, last, place; bool mixed; };
+  std::vector<Scored> scored;     // keys of a tile that a panel sees, and where their scores lie
 
   void begin(const Call& call) {
     constexpr int panel = kPanel<T>;
     q.resize(kPanels * panel * call.features);
     s.resize((kTile + kRows) * panel);
-    values.resize(kPanels * panel * rounded(call.width, kDepth));
+    values.resize(kPanels * panel * rounded(call.width, kRows));
     scratch.resize(std::max(panel, kRows) * std::max(call.features, call.width));
     rows.resize(kPanels);
-    if (!TilePacked::takes(call)) return;
-    pairs.resize(kPanels * panel * rounded(call.features, kTileDepth) / 2);
-    weights.resize(kTileKeys / 2 * panel);
-    rest.resize(kTileKeys / 2 * panel);
+    seen.resize(kPanels);
   }
 
-  int64_t bytes() const {
-    return int64_t((q.size() + s.size() + values.size() + clean.size() + scratch.size()) * sizeof(T) +
-                   (pairs.size() + weights.size() + rest.size()) * 4);
-  }
+  int64_t bytes() const { return int64_t((q.size() + s.size() + values.size() + clean.size() + scratch.size()) * sizeof(T)); }
 
   // The values of keys [j0, j1) with zeros for those that are not finite and not for all queries of the panel to see: zero
   // weight times NaN is NaN.
@@ -57,44 +47,21 @@ template <class T> struct Workspace {
   }
 };
 
-// values[feature][query] += weights[key][query] · v[key][feature], for one panel of `queries`.
+// values[feature][query] += weights[key][query] · v[key][feature], for one panel of `queries`; `allowed`: some pairs are not, and
+// of the values some are not finite.
 template <class T>
-inline void accumulate(const Call& call, const Packed<T>& packed, Workspace<T>& work, const Scorer<T>& scorer,
+inline void accumulate(const Call& call, const Packed<T>& packed, Workspace<T>& work, const uint8_t* allowed,
                        const T* weights, int64_t queries, int vecs, int64_t j0, int64_t j1, T* values) {
   constexpr int panel = kPanel<T>;
   const int64_t blocks = rounded(call.width, kRows) / kRows, stride = packed.value_stride;
   const T* v = packed.v.data() + packed.at(j0) * kRows;
-  if (!scorer.mixed || !scorer.remember) return product<T, true>(v, blocks, weights, j1 - j0, stride, values, vecs);
-  const uint8_t* allowed = scorer.allowed();
+  if (!allowed) return product<T, true>(v, blocks, weights, j1 - j0, stride, values, vecs);
   product<T, true>(work.blanked(call, packed, allowed, queries, j0, j1), blocks, weights, j1 - j0, kTile * kRows, values, vecs);
   for (int64_t j = 0; j < j1 - j0; ++j) {  // what was left out goes to those who see it, one by one
     if (!packed.odd[j0 + j] || all_set(allowed + j * panel, queries)) continue;
     for (int64_t x = 0; x < queries; ++x)
       for (int64_t c = 0; allowed[j * panel + x] && c < call.width; ++c)
         values[c * panel + x] += weights[j * panel + x] * v[c / kRows * stride + j * kRows + c % kRows];
-  }
-}
-
-// The same by tiles.
-template <class T>
-inline void accumulate_tiles(const Call& call, const Packed<T>& packed, Workspace<T>& work, const Scorer<T>& scorer, int64_t b,
-                             int64_t h, bool odd, int64_t queries, int vecs, int64_t j0, int64_t j1, T* values) {
-  if constexpr (sizeof(T) == 4) {
-    constexpr int panel = kPanel<T>;
-    const int64_t count = j1 - j0;
-    for (int64_t j = 0; j < count; j += kTileKeys) {
-      const int64_t some = std::min(kTileKeys, count - j);
-      split_weights(work.s.data() + j * panel, some, work.weights.data(), work.rest.data());
-      value_tiles(packed.tiles.values(packed.at(j0) + j), packed.tiles.blocks, work.weights.data(), work.rest.data(),
-                  rounded(some, kTileDepth) / kTileDepth, values, vecs);
-    }
-    for (int64_t j = 0; odd && j < count; ++j) {  // what was left out goes to those who see it, one by one
-      if (!packed.odd[j0 + j]) continue;
-      const char* const row = call.v.at(b, h / call.group()) + (j0 + j) * call.v.row;
-      for (int64_t x = 0; x < queries; ++x)
-        for (int64_t c = 0; (!scorer.mixed || scorer.allowed()[j * panel + x]) && c < call.width; ++c)
-          values[c * panel + x] += work.s[j * panel + x] * read<T>(row + c * call.v.col, call.v.type);
-    }
   }
 }
 
@@ -119,64 +86,60 @@ inline void finish(const Call& call, Rows<T>& rows, const Units<T>& units, const
 
 // Queries [first, last) of one head, at most kPanels panels of them.
 template <class T>
-void forward_block(const Call& call, const Packed<T>& packed, int64_t b, int64_t h, int64_t first, int64_t last,
-                   Workspace<T>& work, Observer<T>* observer) {
+void forward_block(const Call& call, const Sights& sights, const Packed<T>& packed, int64_t b, int64_t h, int64_t first,
+                   int64_t last, Workspace<T>& work, Observer<T>* observer) {
   constexpr int panel = kPanel<T>;
   Scorer<T> scorer(call, b, h);
-  const int64_t depth = rounded(call.width, kDepth) * panel;
-  std::optional<TileUnit> unit;
-  if constexpr (sizeof(T) == 4)
-    if (packed.tiles.used) {
-      unit.emplace();
-      pack_pairs(call, b, h, first, last, packed.tiles.depth, work.pairs.data());
-    }
-  if (!packed.tiles.used)
-    pack_rows<T>(call.q, b, h, first, last - first, call.features, panel, work.scratch.data(), work.q.data());
+  const int64_t depth = rounded(call.width, kRows) * panel;
+  pack_rows<T>(call.q, b, h, first, last - first, call.features, panel, work.scratch.data(), work.q.data());
   std::fill_n(work.values.begin(), rounded(last - first, panel) / panel * depth, T(0));
   for (auto& rows : work.rows) rows = Rows<T>();
   const bool entropy = call.wanted.entropy != nullptr;
-  Span spans[kPanels];
   for (int64_t i0 = first; i0 < last; i0 += panel)
-    spans[(i0 - first) / panel] = scorer.mask.span(i0, std::min(i0 + panel, last));
-  const auto multiply = [&](int64_t place, int64_t j0, int64_t j1, int vecs) {
-    if constexpr (sizeof(T) == 4)
-      if (const TilePacked& tiles = packed.tiles; tiles.used)
-        return score_tiles(tiles.keys(packed.at(j0)), rounded(j1 - j0, kTileRows) / kTileRows,
-                           work.pairs.data() + place * panel * tiles.depth * kTileRows, tiles.depth, work.s.data(), vecs);
-    product<T, false>(packed.k.data() + packed.at(j0) * call.features, rounded(j1 - j0, kRows) / kRows,
-                      work.q.data() + place * panel * call.features, call.features, call.features * kRows, work.s.data(), vecs);
-  };
+    sights.see(b, h, i0, std::min(i0 + panel, last), work.seen[(i0 - first) / panel]);
 
   for (int look = 0; look < (observer ? 2 : 1); ++look) {
     for (int64_t tile = 0; tile < call.keys; tile += kTile) {
       call.stop.check();
-      const bool odd = packed.any_odd(tile, std::min(tile + kTile, call.keys));
-      for (int64_t i0 = first; i0 < last; i0 += panel) {
+      const int64_t end = std::min(tile + kTile, call.keys);
+      const bool odd = packed.any_odd(tile, end);
+      for (int64_t i0 = first; packed.holds(tile) && i0 < last; i0 += panel) {
         const int64_t i1 = std::min(i0 + panel, last), place = (i0 - first) / panel;
-        const Span span = spans[place];
-        const int64_t j0 = std::max(tile, span.low / packed.grain() * packed.grain());
-        const int64_t j1 = std::min({tile + kTile, span.high, call.keys});
-        if (j0 >= j1 || !packed.holds(tile)) continue;
-        T* values = work.values.data() + place * depth;
+        const T* q = work.q.data() + place * panel * call.features;
+        T* const s = work.s.data();
         // an observer adds up whole panels, in which those who are no queries have weight 0
         const int vecs = observer ? kVecs : int((i1 - i0 + kLanes<T> - 1) / kLanes<T>);
         Rows<T>& rows = work.rows[place];
         const bool spoiled = look == 1 && rows.spoiled();
         scorer.remember = odd || spoiled;
-        const bool some = scorer.score_by(i0, i1, j0, j1, work.s.data(), [&] { multiply(place, j0, j1, vecs); });
-        if (!some) continue;
+        // what is seen of the tile is scored part after part, side by side, and then weighed together
+        int64_t count = 0;
+        work.scored.clear();
+        Stretches& seen = work.seen[place];
+        seen.each(tile, end, [&](int64_t start, int64_t j1) {
+          const int64_t j0 = start / kRows * kRows;
+          scorer.score(q, packed.k.data() + packed.at(j0) * call.features, i0, i1, j0, j1, seen, s + count * panel, vecs, count);
+          work.scored.push_back({j0, j1, count, scorer.mixed});
+          count += j1 - j0;
+        });
+        if (!count) continue;
         if (look == 0) {
-          rows.exponentiate(work.s.data(), j1 - j0, scorer.units.factor, entropy, values, call.width);
-          if (packed.tiles.used) accumulate_tiles(call, packed, work, scorer, b, h, odd, i1 - i0, vecs, j0, j1, values);
-          else accumulate(call, packed, work, scorer, work.s.data(), i1 - i0, vecs, j0, j1, values);
+          T* values = work.values.data() + place * depth;
+          rows.exponentiate(s, count, scorer.units.factor, entropy, values, call.width);
+          for (const auto& [j0, j1, at, mixed] : work.scored)
+            accumulate(call, packed, work, mixed && scorer.remember ? scorer.allowed(at) : nullptr, s + at * panel, i1 - i0, vecs,
+                       j0, j1, values);
         } else {
-          rows.weigh(work.s.data(), j1 - j0, scorer.units.factor);
-          if (spoiled && scorer.mixed) scorer.clear(j1 - j0, work.s.data());
-          observer->see(work.s.data(), i0, i1, j0, j1);
+          rows.weigh(s, count, scorer.units.factor);
+          for (const auto& [j0, j1, at, mixed] : work.scored) {
+            if (spoiled && mixed) scorer.clear(j1 - j0, s + at * panel, at);
+            observer->see(s + at * panel, i0, i1, j0, j1);
+          }
         }
       }
-      if (look == 1) observer->end_tile(tile, std::min(tile + kTile, call.keys));
+      if (look == 1) observer->end_tile(tile, end);
     }
+    for (auto& seen : work.seen) seen.again();
     if (look == 0)
       for (int64_t i0 = first; i0 < last; i0 += panel) {
         const int64_t place = (i0 - first) / panel;

@@ -52,6 +52,7 @@ template <class T> std::vector<Range> query_blocks(const Call& call) {
 // What the threads of one call share, a group being a head of keys and the query heads that read it.
 template <class T> struct Heads {
   const Call& call;
+  const Sights sights;
   const bool watched = call.wanted.second_look();
   const Sought sought{call};
   const int64_t count = call.batch * call.key_heads;
@@ -61,7 +62,7 @@ template <class T> struct Heads {
   std::vector<std::vector<std::unique_ptr<Observer<T>>>> observers{size_t(watched ? count : 0)};
   std::atomic<int64_t> observing{0};  // bytes of one group's observers
 
-  explicit Heads(const Call& c) : call(c) {}
+  Heads(const Call& c, int threads) : call(c), sights(c, kPanel<T>, threads) {}
 };
 
 // What a thread has of its own.
@@ -99,7 +100,7 @@ template <class T> struct HeadWorker {
       observer = all.observers[n][task].get();
     }
     for (int64_t first = queries.first; first < queries.last; first += block)
-      forward_block<T>(all.call, *all.packed[n], b, h, first, std::min(first + block, queries.last), work, observer);
+      forward_block<T>(all.call, all.sights, *all.packed[n], b, h, first, std::min(first + block, queries.last), work, observer);
   }
 
   // All queries of a group are done: what was summed over chunks of them is added up in their order.
@@ -117,7 +118,7 @@ template <class T> struct HeadWorker {
 
 template <class T> void forward_as(const Call& call, int threads) {
   if (decodes(call)) return decode<T>(call, threads);
-  Heads<T> heads(call);
+  Heads<T> heads(call, threads);
   const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(threads, heads.count * heads.tasks));
   // Kept for the next call of this thread: fresh memory costs more than packing does. While a call has them nobody else does,
   // since a signal's handler may call again; a call that is interrupted frees them.
@@ -181,9 +182,10 @@ template <class T> void backward_as(const Call& call, int threads) {
   std::vector<Backward<T>> rooms = std::move(kept_rooms);
   if (int64_t(rooms.size()) < workers) rooms.resize(workers);
   Backward<T>* const room = rooms.data();
+  const Sights sights(call, kPanel<T>, threads);
   const auto worker = [&](int number) -> Backward<T>& {
     Backward<T>& back = room[number];
-    back.begin(call);
+    back.begin(call, sights);
     return back;
   };
   Buffer<T> dq;

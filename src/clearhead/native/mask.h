@@ -24,6 +24,14 @@ struct Span { int64_t low, high; };  // keys low ≤ j < high
 
 enum Verdict { kNone, kSome, kAll };
 
+// The table of a node of blocks for one batch row and head: (blocks of queries, blocks of keys).
+inline const uint8_t* block_table(const Call& call, const MaskNode& node, int64_t b, int64_t h) {
+  const Field& field = node.fields[0];
+  const int64_t block = node.constant, one = ((call.queries + block - 1) / block) * ((call.keys + block - 1) / block);
+  const int64_t row = field.each ? field.each : int64_t(field.flags.size());
+  return field.flag_row(b) + (row > one ? h * one : 0);
+}
+
 // A mask of one call, asked about one batch row and head at a time.
 class Mask {
  public:
@@ -81,7 +89,7 @@ class Mask {
         return between(std::find(k, k + keys(), 1) - k, [=](int64_t j) { return k[j] != 0; });
       }
       case kBlocks: {
-        const uint8_t* table = node.fields[0].flag_row(b_);
+        const uint8_t* table = block_table(call_, node, b_, h_);
         const int64_t block = node.constant, across = blocks(block);
         int64_t low = across, high = 0;
         for (int64_t row = i0 / block; row <= (i1 - 1) / block; ++row)
@@ -177,7 +185,7 @@ class Mask {
         return verdict(std::find(q + i0, q + i1, 1) != q + i1 || std::find(k + j0, k + j1, 1) != k + j1, asked);
       }
       case kBlocks: {
-        const uint8_t* table = node.fields[0].flag_row(b_);
+        const uint8_t* table = block_table(call_, node, b_, h_);
         const int64_t block = node.constant, across = blocks(block);
         bool any = false, all = true;
         for (int64_t row = i0 / block; row <= (i1 - 1) / block; ++row)
@@ -250,10 +258,14 @@ class Mask {
         return fill(i0, i1, j0, j1, width, allowed, [=](int64_t i, int64_t j) { return q[i] | k[j]; });
       }
       case kBlocks: {
-        const uint8_t* table = node.fields[0].flag_row(b_);
+        const uint8_t* table = block_table(call_, node, b_, h_);
         const int64_t block = node.constant, across = blocks(block);
-        return fill(i0, i1, j0, j1, width, allowed,
-                    [=](int64_t i, int64_t j) { return table[i / block * across + j / block]; });
+        for (int64_t j = j0; j < j1; ++j)
+          for (int64_t i = i0, end; i < i1; i = end) {  // a division for each block and not for each pair
+            end = std::min((i / block + 1) * block, i1);
+            std::fill(allowed + (j - j0) * width + (i - i0), allowed + (j - j0) * width + (end - i0), table[i / block * across + j / block]);
+          }
+        return;
       }
       case kArray: {
         const char* base = node.array.at(b_, h_);
@@ -269,8 +281,12 @@ class Mask {
         return;
       }
       default: {
-        std::vector<uint8_t> other((j1 - j0) * width);
+        // what leaves the answer to the other is not asked
+        const Verdict passes = node.kind == kAnd ? kAll : kNone;
+        if (decide(node.left, i0, i1, j0, j1) == passes) return tile(node.right, i0, i1, j0, j1, width, allowed);
         tile(node.left, i0, i1, j0, j1, width, allowed);
+        if (decide(node.right, i0, i1, j0, j1) == passes) return;
+        std::vector<uint8_t> other((j1 - j0) * width);
         tile(node.right, i0, i1, j0, j1, width, other.data());
         if (node.kind == kAnd)
           for (size_t x = 0; x < other.size(); ++x) allowed[x] &= other[x];

@@ -1,8 +1,8 @@
 // Scores of one panel of queries against some keys, transposed: s[key][query]. Product, scale, softcap, bias, mask.
 #pragma once
-#include "mask.h"
 #include "micro.h"
 #include "pack.h"
+#include "sight.h"
 #include "tiles.h"
 
 namespace clearhead {
@@ -11,10 +11,9 @@ namespace CLEARHEAD_ISA {
 constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
 // keys in a tile, whole blocks of them: its scores stay in the first cache, its keys and values in the second
 constexpr int64_t kTile = 512 / kRows * kRows;
-constexpr int64_t kMaskStep = 32;   // keys for which a mask is decided at once inside a tile
 constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
 // keys are packed by blocks of kRows: what starts anywhere else reads other keys than it means
-static_assert(kTile % kRows == 0 && (!kTiled || kTile % kTileDepth == 0));
+static_assert(kTile % kRows == 0 && kMaskStep % kRows == 0 && kMaskStep > kRows);
 
 // How scores are kept until the exponential. Where a score is only a scaled product it stays unscaled, and the scale is
 // part of the one multiply-add before 2^x; else it is in nats.
@@ -37,10 +36,6 @@ template <class T> struct Packed {
   std::vector<uint8_t> odd;    // for each key: holds a number that is not finite
   std::vector<int64_t> place;  // for each tile of keys: the place of its first; −1 for a tile that nobody sees
   int64_t value_stride = 0;
-  TilePacked tiles;   // instead of k and v, where their products go by tiles
-
-  // Where a key that is read from begins: no key but a multiple of this has a place of its own.
-  int64_t grain() const { return tiles.used ? kTileDepth : kRows; }
 
   // The place of a key; its tile is one that somebody sees.
   int64_t at(int64_t j) const { return place[j / kTile] + j % kTile; }
@@ -50,16 +45,14 @@ template <class T> struct Packed {
     return std::any_of(odd.begin() + j0, odd.begin() + j1, [](uint8_t x) { return x; });
   }
 
-  int64_t bytes() const { return int64_t((k.size() + v.size()) * sizeof(T) + odd.size()) + tiles.bytes(); }
+  int64_t bytes() const { return int64_t((k.size() + v.size()) * sizeof(T) + odd.size()); }
 
   void resize(const Call& call, int64_t b, int64_t head) {
     const int64_t count = find_places(call, b, head);
-    odd.assign(call.keys, 0);
-    tiles.resize(call, count);
-    if (tiles.used) return;
     k.resize(rounded(count, kRows) * call.features);
     value_stride = count * kRows;
     v.resize(rounded(call.width, kRows) / kRows * value_stride);
+    odd.assign(call.keys, 0);
   }
 
   // Keys [first, last); `first` is a multiple of kRows.
@@ -68,10 +61,6 @@ template <class T> struct Packed {
       if (!holds(j)) continue;
       call.stop.check();
       const int64_t some = std::min(kTile, last - j);
-      if (tiles.used) {
-        tiles.pack(call, b, head, j, some, at(j), odd.data() + j);
-        continue;
-      }
       pack_rows<T>(call.k, b, head, j, some, call.features, kRows, scratch, k.data() + at(j) * call.features, odd.data() + j);
       pack_columns<T>(call.v, b, head, j, some, call.width, value_stride, scratch, v.data() + at(j) * kRows, odd.data() + j);
     }
@@ -107,32 +96,26 @@ template <class T> class Scorer {
   Scorer(const Call& call, int64_t b, int64_t h)
       : call_(call), units(call), mask(call, b, h), b_(b), h_(h) { allowed_.resize(kTile * panel); }
 
-  // s[key − j0][query − i0] for keys [j0, j1) and queries [i0, i1), j0 a multiple of kRows; false where nothing is
-  // allowed. `q` is the packed panel, `keys` the packed keys from j0 on. `mixed` says that some pairs are masked: also those
-  // of lanes that are no queries, where `remember` says that keys may hold anything. Vectors past `vecs` are left as they are.
-  bool score(const T* q, const T* keys, int64_t i0, int64_t i1, int64_t j0, int64_t j1, T* s, int vecs = kVecs) {
+  // s[key − j0][query − i0] for keys [j0, j1) and queries [i0, i1), j0 a multiple of kRows, of which `seen` tells. `q` is the
+  // packed panel, `keys` the packed keys from j0 on. `mixed` says that some pairs are masked: also those of lanes that are no
+  // queries, where `remember` says that keys may hold anything. Vectors past `vecs` are left as they are. `place` counts keys
+  // of the same tile that were scored before these.
+  void score(const T* q, const T* keys, int64_t i0, int64_t i1, int64_t j0, int64_t j1, const Stretches& seen, T* s,
+             int vecs = kVecs, int64_t place = 0) {
+    mixed = seen.over(j0, j1) != kAll || (remember && i1 - i0 < panel);
     const int64_t blocks = (j1 - j0 + kRows - 1) / kRows;
-    return score_by(i0, i1, j0, j1, s,
-                    [&] { product<T, false>(keys, blocks, q, call_.features, call_.features * kRows, s, vecs); });
-  }
-
-  // The same by `multiply`, which leaves q · k in `s`.
-  template <class Multiply> bool score_by(int64_t i0, int64_t i1, int64_t j0, int64_t j1, T* s, Multiply multiply) {
-    const Verdict verdict = mask.decide(i0, i1, j0, j1);
-    mixed = verdict == kSome || (remember && i1 - i0 < panel);
-    if (verdict == kNone) return false;
-    multiply();
+    product<T, false>(keys, blocks, q, call_.features, call_.features * kRows, s, vecs);
     if (!units.raw) shape(i0, i1, j0, j1, s);
-    if (mixed) hide(i0, i1, j0, j1, s);
-    return true;
+    if (mixed) hide(i0, i1, j0, j1, seen, s, allowed_.data() + place * panel);
   }
 
-  // Which pairs of the last mixed tile were allowed, in the layout of the scores.
-  const uint8_t* allowed() const { return allowed_.data(); }
+  // Which pairs of a mixed tile were allowed, in the layout of the scores.
+  const uint8_t* allowed(int64_t place = 0) const { return allowed_.data() + place * panel; }
 
-  // Zeros for the pairs of the last mixed tile that were not allowed, also in rows that are NaN; where `remember` was set.
-  void clear(int64_t count, T* pairs) const {
-    for (int64_t x = 0; x < count * panel; ++x) pairs[x] = allowed_[x] ? pairs[x] : T(0);
+  // Zeros for the pairs of a mixed tile that were not allowed, also in rows that are NaN; where `remember` was set.
+  void clear(int64_t count, T* pairs, int64_t place = 0) const {
+    const uint8_t* allow = allowed(place);
+    for (int64_t x = 0; x < count * panel; ++x) pairs[x] = allow[x] ? pairs[x] : T(0);
   }
 
   // The derivative of the softcap at each score of a tile, times what is there already.
@@ -164,13 +147,12 @@ template <class T> class Scorer {
     }
   }
 
-  void hide(int64_t i0, int64_t i1, int64_t j0, int64_t j1, T* s) {
+  void hide(int64_t i0, int64_t i1, int64_t j0, int64_t j1, const Stretches& seen, T* s, uint8_t* allowed) {
     const T nothing = -std::numeric_limits<T>::infinity();
-    for (int64_t j = j0; j < j1; j += kMaskStep) {
+    for (int64_t j = j0; j < j1; j += kMaskStep, allowed += kMaskStep * panel) {
       const int64_t end = std::min(j + kMaskStep, j1), count = (end - j) * panel;
-      uint8_t* allowed = allowed_.data() + (j - j0) * panel;
       T* scores = s + (j - j0) * panel;
-      const Verdict verdict = mask.decide(i0, i1, j, end);
+      const Verdict verdict = seen.over(j, end);
       const bool whole = i1 - i0 == panel;
       if (verdict == kNone || !whole) std::fill(allowed, allowed + count, uint8_t(0));
       if (verdict == kAll && remember)

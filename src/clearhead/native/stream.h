@@ -110,9 +110,9 @@ constexpr int64_t kShared = 64;  // rows that stay in the first cache until all 
 
 // Rows of a view, in stretches that can be streamed: `act(rows, stride, from, count)` for each. Where more than one reads them
 // they are short, and those of another type are converted first.
-template <class T> class Stretches {
+template <class T> class SharedRows {
  public:
-  Stretches(const View& view, int64_t columns, bool shared)
+  SharedRows(const View& view, int64_t columns, bool shared)
       : view_(view), columns_(columns), shared_(shared), own_(view, columns) {
 #if defined(CLEARHEAD_NEON)
     constexpr bool by_reading = true;  // bfloat16 is shifted as it is read, which is cheaper than a copy

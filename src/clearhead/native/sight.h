@@ -1,0 +1,273 @@
+// Which keys a panel of queries sees, stretch by stretch: none of them, some of the pairs, or all. Empty stretches cost nothing,
+// and full ones need no mask.
+#pragma once
+#include "isa.h"
+#include "mask.h"
+#include "threads.h"
+
+namespace clearhead {
+namespace CLEARHEAD_ISA {
+
+// keys for which a mask is decided at once, whole blocks of them; gaps that are shorter are not worth a stretch of their own
+constexpr int64_t kMaskStep = 32 / kRows * kRows;
+
+struct Stretch { int64_t end; Verdict verdict; };  // keys up to `end`, from where the one before it ends
+
+// All keys, cut where the verdict changes.
+class Stretches {
+ public:
+  void begin(int64_t keys) { keys_ = keys, all_.clear(), cursor_ = 0; }
+  void add(int64_t end, Verdict verdict) {
+    end = std::min(end, keys_);
+    const int64_t start = all_.empty() ? 0 : all_.back().end;
+    if (end <= start) return;
+    if (!all_.empty() && all_.back().verdict == verdict) all_.back().end = end;
+    else all_.push_back({end, verdict});
+  }
+
+  // What holds of keys [j0, j1), which lie behind what `each` was asked for last.
+  Verdict over(int64_t j0, int64_t j1) const {
+    size_t n = cursor_;
+    while (all_[n].end <= j0) ++n;
+    const Verdict first = all_[n].verdict;
+    for (; all_[n].end < j1; ++n)
+      if (all_[n + 1].verdict != first) return kSome;
+    return first;
+  }
+
+  // use(j0, j1) for the parts of [low, high) of which something is seen; to be asked in ascending order.
+  template <class Use> void each(int64_t low, int64_t high, Use use) {
+    while (cursor_ < all_.size() && all_[cursor_].end <= low) ++cursor_;
+    int64_t from = low, start = -1, stop = 0;
+    for (size_t n = cursor_; n < all_.size() && from < high; ++n) {
+      const int64_t end = std::min(all_[n].end, high);
+      if (all_[n].verdict != kNone) {
+        if (start >= 0 && from - stop >= kMaskStep) use(start, stop), start = -1;
+        if (start < 0) start = from;
+        stop = end;
+      }
+      from = end;
+    }
+    if (start >= 0) use(start, stop);
+  }
+  void again() { cursor_ = 0; }
+
+  void turn() {
+    for (Stretch& one : all_) one.verdict = one.verdict == kAll ? kNone : one.verdict == kNone ? kAll : kSome;
+  }
+  // What both allow, or at least one.
+  void join(const Stretches& left, const Stretches& right, bool both) {
+    for (size_t x = 0, y = 0; x < left.all_.size() && y < right.all_.size();) {
+      const Stretch l = left.all_[x], r = right.all_[y];
+      add(std::min(l.end, r.end), both ? std::min(l.verdict, r.verdict) : std::max(l.verdict, r.verdict));
+      x += l.end <= r.end, y += r.end <= l.end;
+    }
+  }
+
+ private:
+  std::vector<Stretch> all_;
+  int64_t keys_ = 0;
+  size_t cursor_ = 0;
+};
+
+// What is found once for all panels of a call: where keys of an id lie, which keys are marked, what tiles of arrays hold.
+class Sights {
+ public:
+  struct Part { int64_t id, start, stop; bool pure; };  // keys [start, stop) of an id; pure: no others between them
+  struct Found {
+    std::vector<std::vector<Part>> parts;  // by id, then by place; for each batch row that has its own
+    std::vector<uint8_t> states;           // [plane][panel][step]
+    int64_t by_head = 0, heads = 1, panels = 0, steps = 0;
+    std::vector<int64_t> plane;            // for each batch row
+  };
+
+  Sights(const Call& call, int64_t panel, int threads) : call_(call), panel_(panel), found_(call.mask.size()) {
+    for (size_t n = 0; n < found_.size(); ++n) {
+      const MaskNode& node = call.mask[n];
+      if (node.kind == kDocuments) find_documents(node, found_[n]);
+      if (node.kind == kFlags) find_marked(node, found_[n]);
+      if (node.kind == kArray) find_states(node, found_[n], threads);
+    }
+  }
+
+  // What queries [i0, i1), a panel of them, see of all keys.
+  void see(int64_t b, int64_t h, int64_t i0, int64_t i1, Stretches& out) const {
+    out.begin(call_.keys);
+    if (call_.mask.empty() || !call_.keys) return out.add(call_.keys, kAll);
+    see(int(found_.size()) - 1, b, h, i0, i1, out);
+  }
+
+ private:
+  static void put(std::vector<Part>& parts, int64_t id, int64_t start, int64_t stop) {
+    if (!parts.empty() && parts.back().id == id && start - parts.back().stop < kMaskStep) {
+      parts.back().pure = parts.back().pure && start == parts.back().stop;
+      parts.back().stop = stop;
+    } else {
+      parts.push_back({id, start, stop, true});
+    }
+  }
+
+  // The keys of each id that a query has, as few parts as possible: what is short between two of them is taken with them.
+  void find_documents(const MaskNode& node, Found& found) const {
+    const Field &queries = node.fields[0], &keys = node.fields[1];
+    for (int64_t b = 0; b < (keys.each || queries.each ? call_.batch : std::min<int64_t>(call_.batch, 1)); ++b) {
+      const int64_t *q = queries.row(b), *k = keys.row(b);
+      std::vector<int64_t> ids(q, q + call_.queries);
+      std::sort(ids.begin(), ids.end());
+      ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+      std::vector<Part> all;
+      for (int64_t j = 0, end; j < call_.keys; j = end) {
+        for (end = j + 1; end < call_.keys && k[end] == k[j];) ++end;
+        if (std::binary_search(ids.begin(), ids.end(), k[j])) all.push_back({k[j], j, end, true});
+      }
+      if (!keys.ascends(b))
+        std::stable_sort(all.begin(), all.end(), [](const Part& x, const Part& y) { return x.id < y.id; });
+      found.parts.emplace_back();
+      for (const Part& part : all) put(found.parts.back(), part.id, part.start, part.stop);
+    }
+  }
+
+  void find_marked(const MaskNode& node, Found& found) const {
+    const Field& keys = node.fields[1];
+    for (int64_t b = 0; b < (keys.each ? call_.batch : std::min<int64_t>(call_.batch, 1)); ++b) {
+      const uint8_t* k = keys.flag_row(b);
+      found.parts.emplace_back();
+      for (int64_t j = 0, end; j < call_.keys; j = end) {
+        for (end = j + 1; end < call_.keys && k[end] == k[j];) ++end;
+        if (k[j]) put(found.parts.back(), 0, j, end);
+      }
+    }
+  }
+
+  // Arrays are read once, however many heads share them.
+  void find_states(const MaskNode& node, Found& found, int threads) const {
+    const View& array = node.array;
+    const bool rows = array.row != 0, columns = array.col != 0;
+    found.heads = array.head ? call_.heads : 1;
+    found.panels = rows ? (call_.queries + panel_ - 1) / panel_ : 1;
+    found.steps = columns ? (call_.keys + kMaskStep - 1) / kMaskStep : 1;
+    std::vector<int64_t> first;  // batch row of each plane
+    for (int64_t b = 0; b < call_.batch; ++b) {
+      const bool known = b && array.batch[b] == array.batch[b - 1];
+      if (!known) first.push_back(b);
+      found.plane.push_back(int64_t(first.size()) - 1);
+    }
+    found.by_head = array.head ? 1 : 0;
+    if (!call_.keys || !call_.queries) return;
+    found.states.resize(first.size() * found.heads * found.panels * found.steps);
+    parallel(call_, int64_t(first.size()) * found.heads * found.panels, threads, [&](int) {
+      return [&, any = std::vector<uint8_t>(), all = std::vector<uint8_t>()](int64_t task) mutable {
+        const int64_t p = task % found.panels, plane = task / found.panels;
+        const char* base = array.at(first[plane / found.heads], plane % found.heads);
+        const int64_t count = columns ? call_.keys : 1;
+        any.assign(count, 0), all.assign(count, 1);
+        for (int64_t i = p * panel_; i < (rows ? std::min((p + 1) * panel_, call_.queries) : 1); ++i) {
+          const char* row = base + i * array.row;
+          uint8_t *some = any.data(), *every = all.data();
+          if (array.col == 1)
+            for (int64_t j = 0; j < count; ++j) some[j] |= uint8_t(row[j]), every[j] &= uint8_t(row[j]);
+          else
+            for (int64_t j = 0; j < count; ++j) some[j] |= row[j * array.col] != 0, every[j] &= row[j * array.col] != 0;
+        }
+        uint8_t* out = found.states.data() + task * found.steps;
+        for (int64_t j = 0; j < count; j += kMaskStep) {
+          uint8_t some = 0, every = 1;
+          for (int64_t x = j; x < std::min(j + kMaskStep, count); ++x) some |= any[x], every &= all[x];
+          *out++ = every ? kAll : some ? kSome : kNone;
+        }
+      };
+    });
+  }
+
+  void see(int n, int64_t b, int64_t h, int64_t i0, int64_t i1, Stretches& out) const {
+    const MaskNode& node = call_.mask[n];
+    const Found& found = found_[n];
+    const int64_t keys = call_.keys;
+    switch (node.kind) {
+      case kBand: {
+        const int64_t first = node.fields[0].number(b), last = node.fields[1].number(b);
+        const int64_t start = i0 + first, stop = i1 + last, inner = i1 - 1 + first, end = i0 + last + 1;
+        if (first > last) return out.add(keys, kNone);
+        out.add(start, kNone);
+        if (inner < end) out.add(inner, kSome), out.add(end, kAll);
+        out.add(stop, kSome);
+        return out.add(keys, kNone);
+      }
+      case kBefore: {
+        out.add(node.fields[0].number(b), kAll);
+        return out.add(keys, kNone);
+      }
+      case kDocuments: {
+        const int64_t* q = node.fields[0].row(b);
+        const std::vector<Part>& parts = found.parts[found.parts.size() > 1 ? b : 0];
+        if (std::all_of(q + i0, q + i1, [&](int64_t id) { return id == q[i0]; })) return see_id(parts, q[i0], kAll, out);
+        Stretches one, before;
+        out.add(keys, kNone);
+        for (int64_t i = i0; i < i1; ++i) {
+          if (i > i0 && (q[i] == q[i - 1] || std::find(q + i0, q + i, q[i]) != q + i)) continue;
+          std::swap(out, before);
+          one.begin(keys), out.begin(keys);
+          see_id(parts, q[i], kSome, one);
+          out.join(one, before, false);
+        }
+        return;
+      }
+      case kFlags: {
+        const uint8_t* q = node.fields[0].flag_row(b);
+        const bool some = std::find(q + i0, q + i1, 1) != q + i1;
+        if (some && std::find(q + i0, q + i1, 0) == q + i1) return out.add(keys, kAll);
+        for (const Part& part : found.parts[found.parts.size() > 1 ? b : 0]) {
+          out.add(part.start, some ? kSome : kNone);
+          out.add(part.stop, part.pure ? kAll : kSome);
+        }
+        return out.add(keys, some ? kSome : kNone);
+      }
+      case kBlocks: {
+        const uint8_t* table = block_table(call_, node, b, h);
+        const int64_t block = node.constant, across = (keys + block - 1) / block, down = (i1 - 1) / block;
+        for (int64_t c = 0; c < across; ++c) {
+          bool any = false, all = true;
+          for (int64_t row = i0 / block; row <= down; ++row) {
+            const bool here = table[row * across + c] != 0;
+            any = any || here, all = all && here;
+          }
+          out.add(c + 1 == across ? keys : (c + 1) * block, all ? kAll : any ? kSome : kNone);
+        }
+        return;
+      }
+      case kArray: {
+        const int64_t plane = found.plane[b] * found.heads + h * found.by_head;
+        const uint8_t* states = found.states.data() + (plane * found.panels + (found.panels > 1 ? i0 / panel_ : 0)) * found.steps;
+        for (int64_t s = 0; s < found.steps; ++s) out.add(s + 1 == found.steps ? keys : (s + 1) * kMaskStep, Verdict(states[s]));
+        return;
+      }
+      case kNot: {
+        see(node.left, b, h, i0, i1, out);
+        return out.turn();
+      }
+      default: {
+        Stretches left, right;
+        left.begin(keys), right.begin(keys);
+        see(node.left, b, h, i0, i1, left);
+        see(node.right, b, h, i0, i1, right);
+        return out.join(left, right, node.kind == kAnd);
+      }
+    }
+  }
+
+  void see_id(const std::vector<Part>& parts, int64_t id, Verdict pure, Stretches& out) const {
+    auto part = std::lower_bound(parts.begin(), parts.end(), id, [](const Part& x, int64_t id) { return x.id < id; });
+    for (; part != parts.end() && part->id == id; ++part) {
+      out.add(part->start, kNone);
+      out.add(part->stop, part->pure ? pure : kSome);
+    }
+    out.add(call_.keys, kNone);
+  }
+
+  const Call& call_;
+  const int64_t panel_;
+  std::vector<Found> found_;
+};
+
+}  // namespace CLEARHEAD_ISA
+}  // namespace clearhead
