@@ -14,7 +14,7 @@ import pytest
 import torch
 from drawn import Drawn, bias_array, buckets_of, number_type, table_array
 from libraries import LIBRARIES
-from meaning import Sizes, Tree, document_ids, where_array
+from meaning import Sizes, Tree, block_table, document_ids, where_array
 from reference import Question
 
 import clearhead as ch
@@ -64,6 +64,12 @@ def made_mask(tree: Tree, drawn: Drawn, make: Callable[[np.ndarray], Any]) -> An
         return ch.global_tokens(given[0], **placed(*given[1:], drawn))
     if kind == "random_blocks":
         return ch.random_blocks(given[0], count=given[1], seed=given[2])
+    if kind == "blocks":
+        return ch.blocks(make(in_batch(block_table(tree, drawn.sizes), drawn)), given[0])
+    if kind == "dilated":
+        return ch.dilated(given[0], given[1], given[2], **placed(*given[3:], drawn))
+    if kind in ("strided", "first_tokens"):
+        return getattr(ch, kind)(given[0], **placed(*given[1:], drawn))
     return ch.where(make(in_batch(where_array(tree, drawn.sizes), drawn)))
 
 

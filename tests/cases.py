@@ -107,6 +107,10 @@ def _random_mask(*shape: int, density: float = 0.7) -> Options:
     return lambda rng: {"mask": rng.random(shape) < density}
 
 
+def _blocks(*shape: int, size: int, share: float = 0.5) -> Options:
+    return lambda rng: {"mask": ch.blocks(rng.random(shape) < share, size)}
+
+
 def _rows_masked(rng: np.random.Generator) -> dict[str, Any]:
     mask = rng.random((B, H, T, S)) < 0.5
     mask[:, :, 3:7] = False
@@ -144,8 +148,10 @@ def _table(rng: np.random.Generator, **options: Any) -> dict[str, Any]:
     return {"bias": ch.relative_bias(rng.standard_normal((32, H)).astype(np.float32), max_distance=20, **options)}
 
 
+LAYOUT = np.random.default_rng(5).random((6, 6)) < 0.5
 IDS = np.array([0] * 4 + [1] * 9 + [2] * 10)
 SQUARE: dict[str, Any] = {"q": (B, H, S, D)}
+LONG: dict[str, Any] = {"q": (1, 131, 17), "k": (1, 257, 17), "v": (1, 257, 7)}
 GROUPED: dict[str, Any] = {"q": (B, 6, T, D), "k": (B, 2, S, D), "v": (B, 2, S, DV)}
 
 CASES: tuple[Case, ...] = (
@@ -234,6 +240,39 @@ CASES: tuple[Case, ...] = (
         **SQUARE,
         options=_mask(ch.window(4, 4) | ch.global_tokens(range(2)) | ch.random_blocks(4, count=1, seed=5)),
     ),
+    Case("blocks", options=_mask(ch.blocks(LAYOUT[:5], 4))),
+    Case("blocks by head", **SQUARE, options=_blocks(H, 5, 5, size=5)),
+    Case("blocks by row and head, grouped", **GROUPED, options=_blocks(B, 6, 7, 8, size=3)),
+    Case("blocks by row", options=_blocks(B, 1, 2, 3, size=10)),
+    Case("blocks of one", options=_blocks(T, S, size=1)),
+    Case("one large block", options=_mask(ch.blocks([[True]], 64))),
+    Case("blocks, causal", **SQUARE, options=_mask(ch.blocks(LAYOUT, 4) & ch.causal())),
+    Case("no block", options=_mask(ch.blocks(np.zeros((5, 6), bool), 4))),
+    Case("dilated", **SQUARE, options=_mask(ch.dilated(3, 4))),
+    Case("dilated both ways", options=_mask(ch.dilated(2, 3, 2))),
+    Case("dilated without end, by row", options=_mask(ch.dilated(4, offset=[4, -1]))),
+    Case("strides of four", **SQUARE, options=_mask(ch.strided(4))),
+    Case("strides by row", options=_mask(ch.strided(3, offset=[0, 7]))),
+    Case("first tokens", **SQUARE, options=_mask(ch.window(3) | ch.first_tokens(2))),
+    Case("first tokens, offset below zero", options=_mask(ch.first_tokens(4, offset=-3))),
+    Case(
+        "a deep tree",
+        options=_mask(
+            ~((ch.causal(offset=[2, -4]) & ~ch.dilated(2)) | (ch.lengths([5, 20]) & ch.blocks(LAYOUT[:5], 4)))
+        ),
+    ),
+    Case(
+        "a deeper tree, longer",
+        **LONG,
+        options=_mask((ch.window(9, 3) | ~(ch.strided(7) | ch.prefix(200))) & ~ch.random_blocks(16, count=2, seed=1)),
+    ),
+    Case(
+        "Longformer, longer",
+        **LONG,
+        options=_mask(ch.window(20, 20, align="start") | ch.global_tokens([0, 1, 200], align="start")),
+    ),
+    Case("block top-k, longer", **LONG, options=_blocks(17, 33, size=8, share=0.2)),
+    Case("documents in pieces, longer", **LONG, options=_mask(ch.documents(np.arange(257) // 40 * 5 % 3))),
     Case("documents, causal and window", **SQUARE, options=_mask(ch.documents(IDS) & ch.causal() & ch.window(3))),
     Case("negated", **SQUARE, options=_mask(~(ch.causal() | ch.lengths(4)))),
     Case("array", options=_random_mask(B, H, T, S)),

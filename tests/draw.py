@@ -50,7 +50,7 @@ def mask(chance: Chance, queries: int, keys: int, depth: int) -> Tree:
         return (kind, *parts)
     kind = chance.pick(
         ("causal", "causal", "window", "lengths", "lengths", "prefix", "documents", "global_tokens", "random_blocks",
-         "where", "where")
+         "where", "where", "blocks", "dilated", "strided", "first_tokens")
     )  # fmt: skip
     if kind == "causal":
         return (kind, *chance.place(keys))
@@ -65,6 +65,16 @@ def mask(chance: Chance, queries: int, keys: int, depth: int) -> Tree:
         return (kind, tuple(chance.whole(0, keys) for _ in range(chance.whole(0, 4))), *chance.place(keys))
     if kind == "random_blocks":
         return (kind, chance.whole(1, 40), chance.whole(0, 4), chance.whole(0, 10**6))
+    if kind == "blocks":
+        size, axes = chance.pick((1, 2, 3, 8, 16, 32, 40)), chance.pick(("qk", "hqk", "bhqk", "k", "q", ""))
+        return (kind, size, axes, chance.pick((0.0, 0.1, 0.5, 1.0)), chance.whole(0, 10**6))
+    if kind == "dilated":
+        steps = chance.pick((None, 0, 2, 9)), chance.pick((0, 0, 2))
+        return (kind, chance.pick((1, 2, 3, 17)), *steps, *chance.place(keys))
+    if kind == "strided":
+        return (kind, chance.pick((1, 2, 5, 33)), *chance.place(keys))
+    if kind == "first_tokens":
+        return (kind, chance.whole(0, keys + 2), *chance.place(keys))
     return (kind, chance.axes(), chance.pick((0.0, 0.1, 0.5, 0.9, 1.0)), chance.whole(0, 10**6))
 
 

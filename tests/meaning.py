@@ -6,6 +6,8 @@ A mask is a tree of tuples, so that it can be printed, read back and cut down:
     ("lengths", count)                          ("prefix", count)
     ("documents", kinds, order, axes, seed)     ("global_tokens", places, align, offset)
     ("random_blocks", block, count, seed)       ("where", axes, density, seed)
+    ("blocks", size, axes, density, seed)       ("dilated", step, back, ahead, align, offset)
+    ("strided", stride, align, offset)          ("first_tokens", count, align, offset)
     ("and", left, right)    ("or", left, right)     ("not", mask)
 
 `offset` and `count` are a number, or a tuple with one for each batch row in turn. `axes` says along which of batch,
@@ -69,6 +71,24 @@ def where_array(tree: Tree, sizes: Sizes) -> np.ndarray:
     return np.random.default_rng([seed, 2]).random(sizes.along(axes)) < density
 
 
+def block_table(tree: Tree, sizes: Sizes) -> np.ndarray:
+    """The truth value of each block of queries and block of keys."""
+    _, size, axes, density, seed = tree
+    blocks = sizes._replace(queries=math.ceil(sizes.queries / size), keys=math.ceil(sizes.keys / size))
+    return np.random.default_rng([seed, 3]).random(blocks.along(axes)) < density
+
+
+def in_steps(apart: int, step: int, back: int | None, ahead: int) -> bool:
+    """A key that stands a whole number of steps from the query, not too many of them."""
+    steps, rest = divmod(apart, step)
+    return rest == 0 and steps <= ahead and (back is None or steps >= -back)
+
+
+def in_strides(before: int, stride: int) -> bool:
+    """One of the last keys, or a whole number of strides before the query."""
+    return 0 <= before <= stride or (before > 0 and before % stride == 0)
+
+
 def picked(array: np.ndarray, *place: int) -> Any:
     """An entry of an array that is of size one where it broadcasts."""
     return array[tuple([0 if size == 1 else i for size, i in zip(array.shape, place, strict=True)])]
@@ -103,6 +123,18 @@ def pair_rule(tree: Tree, sizes: Sizes) -> Pair:
         return lambda b, h, i, j: j in places or position(i, b, align, offset, sizes) in places
     if kind == "random_blocks":
         return random_blocks(*given, sizes)
+    if kind == "blocks":
+        table, size = block_table(tree, sizes), given[0]
+        return lambda b, h, i, j: bool(picked(table, b, h, i // size, j // size))
+    if kind == "dilated":
+        step, back, ahead, align, offset = given
+        return lambda b, h, i, j: in_steps(j - position(i, b, align, offset, sizes), step, back, ahead)
+    if kind == "strided":
+        stride, align, offset = given
+        return lambda b, h, i, j: in_strides(position(i, b, align, offset, sizes) - j, stride)
+    if kind == "first_tokens":
+        first, align, offset = given
+        return lambda b, h, i, j: j < first and j <= position(i, b, align, offset, sizes)
     if kind == "where":
         array = where_array(tree, sizes)
         return lambda b, h, i, j: bool(picked(array, b, h, i, j))

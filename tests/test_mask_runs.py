@@ -61,6 +61,11 @@ LEAVES: dict[str, ch.Mask] = {
     "random blocks, large": ch.random_blocks(100, count=1),
     "random blocks, none": ch.random_blocks(4, count=0),
     "random blocks, all": ch.random_blocks(3, count=99),
+    "blocks": ch.blocks(RNG.random((5, 6)) < 0.5, 4),
+    "blocks by head": ch.blocks(RNG.random((HEADS, 3, 4)) < 0.5, 7),
+    "blocks by row": ch.blocks(RNG.random((BATCH, 1, 19, 23)) < 0.7, 1),
+    "blocks by row and head": ch.blocks(RNG.random((BATCH, HEADS, 2, 2)) < 0.5, 16),
+    "blocks of keys": ch.blocks(RNG.random((1, 6)) < 0.5, 4),
     "array": ch.where(RNG.random((QUERIES, KEYS)) < 0.4),
     "array of everything": ch.where(RNG.random((BATCH, HEADS, QUERIES, KEYS)) < 0.9),
     "array by head": ch.where(RNG.random((HEADS, QUERIES, KEYS)) < 0.1),
@@ -71,6 +76,13 @@ LEAVES: dict[str, ch.Mask] = {
     "tensor": ch.where(torch.from_numpy(RNG.random((HEADS, QUERIES, KEYS)) < 0.3)),
     "padding": ch.padding(RNG.random((BATCH, KEYS)) < 0.7),
     "of one's own": Odd(),
+}
+# made of several nodes, and not settled in every tile
+PATTERNS: dict[str, ch.Mask] = {
+    "dilated": ch.dilated(3, 2),
+    "dilated by row": ch.dilated(2, None, 1, offset=[3, -2]),
+    "strided": ch.strided(4),
+    "first tokens": ch.first_tokens(5, offset=[2, 4]),
 }
 
 
@@ -123,7 +135,7 @@ def trees(leaves: Any) -> Any:
 
 
 @settings(max_examples=60, deadline=None)
-@given(mask=trees(st.sampled_from(sorted(LEAVES)).map(LEAVES.__getitem__)), size=st.sampled_from(SIZES))
+@given(mask=trees(st.sampled_from([*LEAVES.values(), *PATTERNS.values()])), size=st.sampled_from(SIZES))
 def test_trees_never_leave_out_or_take_for_full(mask: ch.Mask, size: tuple[int, int]) -> None:
     found, right = runs(mask, GRID, *size), right_states(mask, *size, GRID)
     states = states_of(found, GRID)

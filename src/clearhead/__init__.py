@@ -6,8 +6,8 @@
   `performer`, `linformer`, `nystrom`, `lsh`, `clusters`, `topk_blocks`; as a Markov chain: `chain`, `powers`
 - to judge: `check`, `shuffle_weights`; to change heads and see what they add: `ablate`, `patch`, `contributions`
 - to know the cost: `plan`, `profile`, `scaling`
-- masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `random_blocks`; & | ~; of arrays:
-  `where`, `lets`, `hides`, `padding`
+- masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `first_tokens`, `blocks`,
+  `random_blocks`, `dilated`, `strided`; & | ~; of arrays: `where`, `lets`, `hides`, `padding`
 - positions: `rotary`, `alibi`, `relative_bias`, `sinusoidal`, `Linear`, `Yarn`
 - values: `Observed`, `Partial`, `Plan`, `Trace`, `Explorer`, `Seen`, `Call`, `Report`, `Profile`, `Scaling`; `Mask`,
   `Dropout`
@@ -23,10 +23,11 @@ from clearhead.core.array_masks import hides, lets, padding, where
 from clearhead.core.dropout import Dropout
 from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.mask import Mask
-from clearhead.core.masks import causal, documents, global_tokens, lengths, prefix, random_blocks, window
+from clearhead.core.masks import causal, documents, global_tokens, lengths, prefix, window
 from clearhead.core.observations import Observed
 from clearhead.core.partial import Partial, merge
 from clearhead.core.positions import Linear, Yarn, alibi, relative_bias, rotary, sinusoidal
+from clearhead.core.sparse_masks import blocks, dilated, first_tokens, random_blocks, strided
 from clearhead.kernels.threads import set_threads
 
 if TYPE_CHECKING:
@@ -104,14 +105,17 @@ __all__ = [
     "approximate",
     "attention",
     "audit",
+    "blocks",
     "causal",
     "chain",
     "check",
     "clusters",
     "compare",
     "contributions",
+    "dilated",
     "documents",
     "explore",
+    "first_tokens",
     "global_tokens",
     "gradients",
     "hides",
@@ -149,6 +153,7 @@ __all__ = [
     "set_threads",
     "shuffle_weights",
     "sinusoidal",
+    "strided",
     "sweep",
     "topk_blocks",
     "trace",

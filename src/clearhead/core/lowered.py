@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -69,6 +70,11 @@ class Node:
     @property
     def constant(self) -> int:
         """A number that a kernel may be compiled for."""
+        return 0
+
+    @property
+    def heads(self) -> int:
+        """How many heads its rows tell apart; 0 where all heads are alike."""
         return 0
 
     def rows(self) -> tuple[np.ndarray, ...]:
@@ -182,12 +188,20 @@ class BlocksNode(Node):
     def constant(self) -> int:
         return self.block
 
+    @cached_property
+    def cells(self) -> np.ndarray:
+        """The table, made when it is first asked for."""
+        return self.table()
+
+    @property
+    def heads(self) -> int:
+        return self.cells.shape[1] if self.cells.shape[1] > 1 else 0
+
     def rows(self) -> tuple[np.ndarray, ...]:
-        table = self.table()
-        return (table.reshape(len(table), -1),)
+        return (self.cells.reshape(len(self.cells), -1),)
 
     def tiles(self, cut: Cut) -> Steps:
-        return intervals.of_cells(cut, self.table(), self.block)
+        return intervals.of_cells(cut, self.cells, self.block)
 
 
 @dataclass(eq=False)

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -33,7 +32,6 @@ from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import LARGEST, Align, Alignment, Grid, by_batch, part, spelled, whole_numbers
 from clearhead.core.lowered import FAR, Node
 from clearhead.core.mask import Mask, Tile, decided
-from clearhead.core.trees import introduce
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -220,7 +218,10 @@ class GlobalTokens(Mask):
             met = ((self.indices >= low) & (self.indices <= high)) | (
                 (self.indices >= columns[0]) & (self.indices <= columns[-1])
             )
-            return None if met.any() else False
+            if not met.any():
+                return False
+            asked = np.unique(self.indices[(self.indices >= columns[0]) & (self.indices <= columns[-1])])
+            return True if asked.size == len(columns) else None
         return None
 
     def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
@@ -250,59 +251,14 @@ class GlobalTokens(Mask):
         return f"global_tokens({', '.join([spelled(self.indices), *self.alignment.arguments()])})"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class RandomBlocks(Mask):
-    """For each block of queries, `count` blocks of keys drawn by a seeded generator."""
-
-    block: int
-    count: int
-    seed: int
-    wire = "random"
-
-    def lower(self, grid: Grid) -> Node:
-        return lowered.BlocksNode(self.block, lambda: self.table(range(grid.queries), grid)[None, None])
-
-    def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
-        if not rows or not columns:
-            return True
-        first = rows[0] // self.block
-        query_block, key_block = np.asarray(rows) // self.block - first, np.asarray(columns) // self.block
-        return decided(self.table(rows, grid)[query_block[:, None], key_block])
-
-    def table(self, rows: range, grid: Grid) -> np.ndarray:
-        """True for each block of keys that each block of these queries sees: (query blocks, key blocks)."""
-        key_blocks = -(-grid.keys // self.block)
-        query_blocks = range(rows.start // self.block, -(-rows.stop // self.block))
-        table = np.zeros((len(query_blocks), key_blocks), dtype=bool)
-        for place, i in enumerate(query_blocks):
-            table[place, list(_drawn(self.seed, i, key_blocks, self.count))] = True
-        return table
-
-    def check(self, grid: Grid) -> None:
-        """It fits every size."""
-
-    def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
-        drawn = sorted(_drawn(self.seed, query // self.block, -(-grid.keys // self.block), self.count))
-        return f"{self!r} drew key blocks {drawn} for it, and the key is in block {key // self.block}"
-
-    def __repr__(self) -> str:
-        return f"random_blocks({self.block}, count={self.count}, seed={self.seed})"
-
-
-@lru_cache(maxsize=65536)
-def _drawn(seed: int, query_block: int, key_blocks: int, count: int) -> frozenset[int]:
-    # one generator for each query block: a tile is answered without drawing all the others
-    generator = np.random.default_rng([seed, query_block])
-    return frozenset(generator.permutation(key_blocks)[:count].tolist())
-
-
 def among(places: Array, indices: Array) -> Array:
     """True for each place that is one of the indices; either may be traced by JAX."""
     traced = next((array for array in (places, indices) if not isinstance(array, np.ndarray)), None)
     return np.isin(places, indices) if traced is None else Library.of(traced).xp.isin(places, indices)
 
 
-def _size(argument: str, value: object, least: int = 0) -> int:
+def at_least(argument: str, value: object, least: int = 0) -> int:
+    """A whole number that is not less than another, checked."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ArgumentError(argument, f"is {shown(value)}, expected a whole number of at least {least}")
     # what is longer than any sequence is as good as twice that: positions are below LARGEST on both sides of 0
@@ -342,7 +298,7 @@ def window(back: int, ahead: int = 0, *, align: Align = "end", offset: object = 
     · ■ ■ ■
     · · ■ ■
     """
-    return Band(_size("back", back), _size("ahead", ahead), Alignment.of(align, offset))
+    return Band(at_least("back", back), at_least("ahead", ahead), Alignment.of(align, offset))
 
 
 def lengths(n: object) -> Mask:
@@ -387,11 +343,3 @@ def global_tokens(indices: Iterable[int], *, align: Align = "end", offset: objec
     """
     places = whole_numbers("indices", list(indices) if isinstance(indices, range) else indices, least=0)
     return GlobalTokens(places.reshape(-1), Alignment.of(align, offset))
-
-
-def random_blocks(block: int, *, count: int, seed: int = 0) -> Mask:
-    """Each block of queries sees `count` random blocks of keys; the same seed gives the same blocks everywhere."""
-    introduce()
-    if _size("seed", seed) != seed:
-        raise ArgumentError("seed", f"is {shown(seed)}, expected a whole number of at most 2**61")
-    return RandomBlocks(_size("block", block, 1), _size("count", count), int(seed))

@@ -8,16 +8,17 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from clearhead.core import masks
+from clearhead.core import masks, sparse_masks
 from clearhead.core.errors import ArgumentError
 from clearhead.core.mask import Mask
 
 # every function there that makes a mask, but of an array, which nobody types
 MASKS: dict[str, Callable[..., Mask]] = {
     name: make
-    for name, make in vars(masks).items()
+    for module in (masks, sparse_masks)
+    for name, make in vars(module).items()
     if isinstance(make, FunctionType)
-    and make.__module__ == masks.__name__
+    and make.__module__ == module.__name__
     and make.__annotations__["return"] == "Mask"
     and "Array" not in make.__annotations__.values()
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.doctor.blocks import in_blocks
+from clearhead.doctor.by_block import in_blocks
 from clearhead.doctor.mistakes import BY_SETTING, Mistake
 from clearhead.doctor.turning import BASES, ROTARY, rotate
 from clearhead.doctor.weighing import RARE_AXES, weighed

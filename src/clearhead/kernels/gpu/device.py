@@ -20,7 +20,7 @@ INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
-# nodes of a mask in postfix order: (kind, number of its first array, 1 if batch rows differ, constant)
+# nodes of a mask in postfix order: (kind, number of its first array, 1 if batch rows differ, constant, heads of a table)
 BAND, BEFORE, DOCUMENTS, FLAGS, BLOCKS, ARRAY, AND, OR, NOT = map(tl.constexpr, map(int, NodeKind))
 # biases
 NONE, ADDED, ALIBI, TABLE = map(tl.constexpr, range(4))
@@ -182,6 +182,12 @@ def allowed_by_program(mask, rows, columns, head, batch, T, S, form: tl.constexp
                 across = (S + form.program[i][3] - 1) // form.program[i][3]
                 place = (rows // form.program[i][3]) * across + columns // form.program[i][3]
                 table = mask[form.program[i][1]]
+                if form.program[i][2] or form.program[i][4]:
+                    cells = ((T + form.program[i][3] - 1) // form.program[i][3]) * across
+                    if form.program[i][4]:
+                        table += (batch * form.program[i][2] * form.program[i][4] + head).to(tl.int64) * cells
+                    else:
+                        table += batch.to(tl.int64) * cells
                 leaf = tl.load(table + place, mask=inside_rows & inside_columns, other=0).to(tl.int32)
             else:
                 base = mask[form.program[i][1]] + batch.to(tl.int64) * mask[form.program[i][1] + 1]

@@ -110,7 +110,8 @@ def _from_tree(root: Node, grid: Grid, on: torch.device) -> Prepared:
             prepared.by_batch |= pairs.shape[0] > 1
             prepared.by_head |= pairs.shape[1] > 1
             parts += [pairs, *(0 if n == 1 else s for n, s in zip(pairs.shape, pairs.stride(), strict=True))]
-        nodes.append((int(node.kind), len(arrays) if parts else 0, int(by_row), node.constant))
+        prepared.by_head |= node.heads > 0
+        nodes.append((int(node.kind), len(arrays) if parts else 0, int(by_row), node.constant, node.heads))
         arrays.extend(parts)
 
     add(root)
