@@ -99,11 +99,19 @@ void forward_block(const Call& call, const Sights& sights, const Packed<T>& pack
     sights.see(b, h, i0, std::min(i0 + panel, last), work.seen[(i0 - first) / panel]);
 
   for (int look = 0; look < (observer ? 2 : 1); ++look) {
-    for (int64_t tile = 0; tile < call.keys; tile += kTile) {
+    const Stretches *begin = work.seen.data(), *panels = begin + (last - first + panel - 1) / panel;
+    for (int64_t tile = 0, end; tile < call.keys; tile = end) {
       call.stop.check();
-      const int64_t end = std::min(tile + kTile, call.keys);
+      // on to what any of the panels sees, and where that is little, several tiles at once
+      int64_t next = call.keys, reach = call.keys;
+      for (auto seen = begin; seen < panels; ++seen) next = std::min(next, seen->next(tile));
+      if (next == call.keys) break;
+      tile = next / kTile * kTile;
+      for (auto seen = begin; seen < panels && !observer; ++seen) reach = std::min(reach, seen->reach(tile, kTile - kMaskStep));
+      end = std::min(observer ? tile + kTile : std::max(tile + kTile, reach / kTile * kTile), call.keys);
+      if (reach == call.keys && !observer) end = call.keys;
       const bool odd = packed.any_odd(tile, end);
-      for (int64_t i0 = first; packed.holds(tile) && i0 < last; i0 += panel) {
+      for (int64_t i0 = first; i0 < last; i0 += panel) {
         const int64_t i1 = std::min(i0 + panel, last), place = (i0 - first) / panel;
         const T* q = work.q.data() + place * panel * call.features;
         T* const s = work.s.data();
@@ -116,12 +124,15 @@ void forward_block(const Call& call, const Sights& sights, const Packed<T>& pack
         int64_t count = 0;
         work.scored.clear();
         Stretches& seen = work.seen[place];
-        seen.each(tile, end, [&](int64_t start, int64_t j1) {
-          const int64_t j0 = start / kRows * kRows;
-          scorer.score(q, packed.k.data() + packed.at(j0) * call.features, i0, i1, j0, j1, seen, s + count * panel, vecs, count);
-          work.scored.push_back({j0, j1, count, scorer.mixed});
-          count += j1 - j0;
-        });
+        for (int64_t here = tile; here < end; here += kTile) {
+          if (!packed.holds(here)) continue;
+          seen.each(here, std::min(here + kTile, end), [&](int64_t start, int64_t j1) {
+            const int64_t j0 = start / kRows * kRows;
+            scorer.score(q, packed.k.data() + packed.at(j0) * call.features, i0, i1, j0, j1, seen, s + count * panel, vecs, count);
+            work.scored.push_back({j0, j1, count, scorer.mixed});
+            count += j1 - j0;
+          });
+        }
         if (!count) continue;
         if (look == 0) {
           T* values = work.values.data() + place * depth;

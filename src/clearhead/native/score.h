@@ -34,6 +34,7 @@ template <class T> struct Packed {
   Buffer<T> k;        // [key block][feature][kRows]
   Buffer<T> v;        // [value block][key][kRows]
   std::vector<uint8_t> odd;    // for each key: holds a number that is not finite
+  std::vector<uint8_t> odd_tiles;  // for each tile of keys: one of them does
   std::vector<int64_t> place;  // for each tile of keys: the place of its first; −1 for a tile that nobody sees
   int64_t value_stride = 0;
 
@@ -42,7 +43,8 @@ template <class T> struct Packed {
   bool holds(int64_t j) const { return place[j / kTile] >= 0; }
 
   bool any_odd(int64_t j0, int64_t j1) const {
-    return std::any_of(odd.begin() + j0, odd.begin() + j1, [](uint8_t x) { return x; });
+    const auto tiles = odd_tiles.begin();
+    return std::any_of(tiles + j0 / kTile, tiles + (j1 + kTile - 1) / kTile, [](uint8_t x) { return x; });
   }
 
   int64_t bytes() const { return int64_t((k.size() + v.size()) * sizeof(T) + odd.size()); }
@@ -53,6 +55,7 @@ template <class T> struct Packed {
     value_stride = count * kRows;
     v.resize(rounded(call.width, kRows) / kRows * value_stride);
     odd.assign(call.keys, 0);
+    odd_tiles.assign(place.size(), 0);
   }
 
   // Keys [first, last); `first` is a multiple of kRows.
@@ -63,6 +66,7 @@ template <class T> struct Packed {
       const int64_t some = std::min(kTile, last - j);
       pack_rows<T>(call.k, b, head, j, some, call.features, kRows, scratch, k.data() + at(j) * call.features, odd.data() + j);
       pack_columns<T>(call.v, b, head, j, some, call.width, value_stride, scratch, v.data() + at(j) * kRows, odd.data() + j);
+      odd_tiles[j / kTile] = std::any_of(odd.begin() + j, odd.begin() + j + some, [](uint8_t x) { return x; });
     }
   }
 

@@ -52,6 +52,29 @@ class Stretches {
   }
   void again() { cursor_ = 0; }
 
+  // The first key from `low` on of which something is seen; all keys where there is none.
+  int64_t next(int64_t low) const {
+    int64_t from = low;
+    for (size_t n = cursor_; n < all_.size(); ++n) {
+      if (all_[n].end > from && all_[n].verdict != kNone) return from;
+      from = std::max(from, all_[n].end);
+    }
+    return keys_;
+  }
+
+  // How far one can go from `low` on until `most` keys are seen, what lies between them counted where it is short.
+  int64_t reach(int64_t low, int64_t most) const {
+    int64_t from = low;
+    for (size_t n = cursor_; n < all_.size() && from < keys_; ++n) {
+      if (all_[n].end <= from) continue;
+      const int64_t count = all_[n].end - from;
+      const int64_t cost = all_[n].verdict != kNone ? count : std::min(count, kMaskStep);
+      if (cost > most) return from + most;
+      most -= cost, from = all_[n].end;
+    }
+    return keys_;
+  }
+
   void turn() {
     for (Stretch& one : all_) one.verdict = one.verdict == kAll ? kNone : one.verdict == kNone ? kAll : kSome;
   }

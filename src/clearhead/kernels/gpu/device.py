@@ -20,7 +20,7 @@ INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
-# nodes of a mask in postfix order: (kind, number of its first array, 1 if batch rows differ, constant, heads of a table)
+# nodes of a mask in postfix order: (kind, its first array, 1 if batch rows differ, constant, heads of its table)
 BAND, BEFORE, DOCUMENTS, FLAGS, BLOCKS, ARRAY, AND, OR, NOT = map(tl.constexpr, map(int, NodeKind))
 # biases
 NONE, ADDED, ALIBI, TABLE = map(tl.constexpr, range(4))
