@@ -1,5 +1,7 @@
 // The tiled kernel: score, softmax, accumulate, tile after tile, for a block of queries; then divide and write.
 #pragma once
+#include <optional>
+
 #include "observe.h"
 #include "score.h"
 #include "softmax.h"
@@ -11,9 +13,14 @@ inline bool all_set(const uint8_t* flags, int64_t count) {
   return std::all_of(flags, flags + count, [](uint8_t x) { return x; });
 }
 
+// keys, or features of the values, that products take together: the room is for whole blocks of them, of either kind
+constexpr int64_t kDepth = kTiled ? kTileRows : kRows;
+static_assert(kDepth % kRows == 0);
+
 // What a thread needs for one block of queries; what an earlier call left is used again.
 template <class T> struct Workspace {
   Buffer<T> q, s, values, clean, scratch;
+  Buffer<uint32_t> pairs, weights, rest;  // where products go by tiles
   std::vector<Rows<T>> rows;
   std::vector<Stretches> seen;    // by each panel
   struct Scored { int64_t first, last, place; bool mixed; };
@@ -22,14 +29,21 @@ template <class T> struct Workspace {
   void begin(const Call& call) {
     constexpr int panel = kPanel<T>;
     q.resize(kPanels * panel * call.features);
-    s.resize((kTile + kRows) * panel);
-    values.resize(kPanels * panel * rounded(call.width, kRows));
+    s.resize((kTile + kDepth) * panel);
+    values.resize(kPanels * panel * rounded(call.width, kDepth));
     scratch.resize(std::max(panel, kRows) * std::max(call.features, call.width));
     rows.resize(kPanels);
     seen.resize(kPanels);
+    if (!TilePacked::takes(call)) return;
+    pairs.resize(kPanels * panel * rounded(call.features, kTileDepth) / 2);
+    weights.resize(kTileKeys / 2 * panel);
+    rest.resize(kTileKeys / 2 * panel);
   }
 
-  int64_t bytes() const { return int64_t((q.size() + s.size() + values.size() + clean.size() + scratch.size()) * sizeof(T)); }
+  int64_t bytes() const {
+    return int64_t((q.size() + s.size() + values.size() + clean.size() + scratch.size()) * sizeof(T) +
+                   (pairs.size() + weights.size() + rest.size()) * 4);
+  }
 
   // The values of keys [j0, j1) with zeros for those that are not finite and not for all queries of the panel to see: zero
   // weight times NaN is NaN.
@@ -65,6 +79,28 @@ inline void accumulate(const Call& call, const Packed<T>& packed, Workspace<T>& 
   }
 }
 
+// The same by tiles; `odd`: some of the values are not finite.
+template <class T>
+inline void accumulate_tiles(const Call& call, const Packed<T>& packed, Workspace<T>& work, const uint8_t* allowed, const T* weights,
+                             int64_t b, int64_t head, bool odd, int64_t queries, int vecs, int64_t j0, int64_t j1, T* values) {
+  if constexpr (sizeof(T) == 4) {
+    constexpr int panel = kPanel<T>;
+    for (int64_t j = j0; j < j1; j += kTileKeys) {
+      const int64_t some = std::min(kTileKeys, j1 - j);
+      split_weights(weights + (j - j0) * panel, some, work.weights.data(), work.rest.data());
+      value_tiles(packed.tiles.values(packed.at(j)), packed.tiles.blocks, work.weights.data(), work.rest.data(),
+                  rounded(some, kTileDepth) / kTileDepth, values, vecs);
+    }
+    for (int64_t j = j0; odd && j < j1; ++j) {  // what was left out goes to those who see it, one by one
+      if (!packed.odd[j]) continue;
+      const char* const row = call.v.at(b, head) + j * call.v.row;
+      for (int64_t x = 0; x < queries; ++x)
+        for (int64_t c = 0, at = (j - j0) * panel + x; (!allowed || allowed[at]) && c < call.width; ++c)
+          values[c * panel + x] += weights[at] * read<T>(row + c * call.v.col, call.v.type);
+    }
+  }
+}
+
 // Divide by the denominator, and write output, log-sum-exp and the rest of what each row has one of.
 template <class T>
 inline void finish(const Call& call, Rows<T>& rows, const Units<T>& units, const T* values, T* scratch, int64_t b,
@@ -90,8 +126,23 @@ void forward_block(const Call& call, const Sights& sights, const Packed<T>& pack
                    int64_t last, Workspace<T>& work, Observer<T>* observer) {
   constexpr int panel = kPanel<T>;
   Scorer<T> scorer(call, b, h);
-  const int64_t depth = rounded(call.width, kRows) * panel;
-  pack_rows<T>(call.q, b, h, first, last - first, call.features, panel, work.scratch.data(), work.q.data());
+  const int64_t depth = rounded(call.width, kDepth) * panel;
+  std::optional<TileUnit> unit;
+  if constexpr (sizeof(T) == 4)
+    if (packed.tiles.used) {
+      unit.emplace();
+      pack_pairs(call, b, h, first, last, packed.tiles.depth, work.pairs.data());
+    }
+  if (!packed.tiles.used)
+    pack_rows<T>(call.q, b, h, first, last - first, call.features, panel, work.scratch.data(), work.q.data());
+  const auto multiply = [&](int64_t place, int64_t j0, int64_t j1, T* s, int vecs) {
+    if constexpr (sizeof(T) == 4)
+      if (const TilePacked& tiles = packed.tiles; tiles.used)
+        return score_tiles(tiles.keys(packed.at(j0)), rounded(j1 - j0, kTileRows) / kTileRows,
+                           work.pairs.data() + place * panel * tiles.depth * kTileRows, tiles.depth, s, vecs);
+    product<T, false>(packed.k.data() + packed.at(j0) * call.features, rounded(j1 - j0, kRows) / kRows,
+                      work.q.data() + place * panel * call.features, call.features, call.features * kRows, s, vecs);
+  };
   std::fill_n(work.values.begin(), rounded(last - first, panel) / panel * depth, T(0));
   for (auto& rows : work.rows) rows = Rows<T>();
   const bool entropy = call.wanted.entropy != nullptr;
@@ -113,7 +164,6 @@ void forward_block(const Call& call, const Sights& sights, const Packed<T>& pack
       const bool odd = packed.any_odd(tile, end);
       for (int64_t i0 = first; i0 < last; i0 += panel) {
         const int64_t i1 = std::min(i0 + panel, last), place = (i0 - first) / panel;
-        const T* q = work.q.data() + place * panel * call.features;
         T* const s = work.s.data();
         // an observer adds up whole panels, in which those who are no queries have weight 0
         const int vecs = observer ? kVecs : int((i1 - i0 + kLanes<T> - 1) / kLanes<T>);
@@ -127,8 +177,9 @@ void forward_block(const Call& call, const Sights& sights, const Packed<T>& pack
         for (int64_t here = tile; here < end; here += kTile) {
           if (!packed.holds(here)) continue;
           seen.each(here, std::min(here + kTile, end), [&](int64_t start, int64_t j1) {
-            const int64_t j0 = start / kRows * kRows;
-            scorer.score(q, packed.k.data() + packed.at(j0) * call.features, i0, i1, j0, j1, seen, s + count * panel, vecs, count);
+            const int64_t j0 = start / packed.grain() * packed.grain();
+            multiply(place, j0, j1, s + count * panel, vecs);
+            scorer.scored(i0, i1, j0, j1, seen, s + count * panel, count);
             work.scored.push_back({j0, j1, count, scorer.mixed});
             count += j1 - j0;
           });
@@ -137,9 +188,13 @@ void forward_block(const Call& call, const Sights& sights, const Packed<T>& pack
         if (look == 0) {
           T* values = work.values.data() + place * depth;
           rows.exponentiate(s, count, scorer.units.factor, entropy, values, call.width);
-          for (const auto& [j0, j1, at, mixed] : work.scored)
-            accumulate(call, packed, work, mixed && scorer.remember ? scorer.allowed(at) : nullptr, s + at * panel, i1 - i0, vecs,
-                       j0, j1, values);
+          for (const auto& [j0, j1, at, mixed] : work.scored) {
+            const uint8_t* const allowed = mixed && scorer.remember ? scorer.allowed(at) : nullptr;
+            const T* const weights = s + at * panel;
+            if (packed.tiles.used)
+              accumulate_tiles(call, packed, work, allowed, weights, b, h / call.group(), odd, i1 - i0, vecs, j0, j1, values);
+            else accumulate(call, packed, work, allowed, weights, i1 - i0, vecs, j0, j1, values);
+          }
         } else {
           rows.weigh(s, count, scorer.units.factor);
           for (const auto& [j0, j1, at, mixed] : work.scored) {

@@ -14,6 +14,7 @@ constexpr int64_t kTile = 512 / kRows * kRows;
 constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
 // keys are packed by blocks of kRows: what starts anywhere else reads other keys than it means
 static_assert(kTile % kRows == 0 && kMaskStep % kRows == 0 && kMaskStep > kRows);
+static_assert(!kTiled || (kTile % kTileDepth == 0 && kMaskStep % kTileDepth == 0));
 
 // How scores are kept until the exponential. Where a score is only a scaled product it stays unscaled, and the scale is
 // part of the one multiply-add before 2^x; else it is in nats.
@@ -37,6 +38,10 @@ template <class T> struct Packed {
   std::vector<uint8_t> odd_tiles;  // for each tile of keys: one of them does
   std::vector<int64_t> place;  // for each tile of keys: the place of its first; −1 for a tile that nobody sees
   int64_t value_stride = 0;
+  TilePacked tiles;   // instead of k and v, where their products go by tiles
+
+  // Keys are read from a multiple of this on.
+  int64_t grain() const { return tiles.used ? kTileDepth : kRows; }
 
   // The place of a key; its tile is one that somebody sees.
   int64_t at(int64_t j) const { return place[j / kTile] + j % kTile; }
@@ -47,15 +52,17 @@ template <class T> struct Packed {
     return std::any_of(tiles + j0 / kTile, tiles + (j1 + kTile - 1) / kTile, [](uint8_t x) { return x; });
   }
 
-  int64_t bytes() const { return int64_t((k.size() + v.size()) * sizeof(T) + odd.size()); }
+  int64_t bytes() const { return int64_t((k.size() + v.size()) * sizeof(T) + odd.size()) + tiles.bytes(); }
 
   void resize(const Call& call, int64_t b, int64_t head) {
     const int64_t count = find_places(call, b, head);
+    odd.assign(call.keys, 0);
+    odd_tiles.assign(place.size(), 0);
+    tiles.resize(call, count);
+    if (tiles.used) return;
     k.resize(rounded(count, kRows) * call.features);
     value_stride = count * kRows;
     v.resize(rounded(call.width, kRows) / kRows * value_stride);
-    odd.assign(call.keys, 0);
-    odd_tiles.assign(place.size(), 0);
   }
 
   // Keys [first, last); `first` is a multiple of kRows.
@@ -64,8 +71,13 @@ template <class T> struct Packed {
       if (!holds(j)) continue;
       call.stop.check();
       const int64_t some = std::min(kTile, last - j);
-      pack_rows<T>(call.k, b, head, j, some, call.features, kRows, scratch, k.data() + at(j) * call.features, odd.data() + j);
-      pack_columns<T>(call.v, b, head, j, some, call.width, value_stride, scratch, v.data() + at(j) * kRows, odd.data() + j);
+      uint8_t* const here = odd.data() + j;
+      if (tiles.used) {
+        tiles.pack(call, b, head, j, some, at(j), here);
+      } else {
+        pack_rows<T>(call.k, b, head, j, some, call.features, kRows, scratch, k.data() + at(j) * call.features, here);
+        pack_columns<T>(call.v, b, head, j, some, call.width, value_stride, scratch, v.data() + at(j) * kRows, here);
+      }
       odd_tiles[j / kTile] = std::any_of(odd.begin() + j, odd.begin() + j + some, [](uint8_t x) { return x; });
     }
   }
@@ -106,9 +118,14 @@ template <class T> class Scorer {
   // of the same tile that were scored before these.
   void score(const T* q, const T* keys, int64_t i0, int64_t i1, int64_t j0, int64_t j1, const Stretches& seen, T* s,
              int vecs = kVecs, int64_t place = 0) {
-    mixed = seen.over(j0, j1) != kAll || (remember && i1 - i0 < panel);
     const int64_t blocks = (j1 - j0 + kRows - 1) / kRows;
     product<T, false>(keys, blocks, q, call_.features, call_.features * kRows, s, vecs);
+    scored(i0, i1, j0, j1, seen, s, place);
+  }
+
+  // The rest of it, where `s` holds the products.
+  void scored(int64_t i0, int64_t i1, int64_t j0, int64_t j1, const Stretches& seen, T* s, int64_t place = 0) {
+    mixed = seen.over(j0, j1) != kAll || (remember && i1 - i0 < panel);
     if (!units.raw) shape(i0, i1, j0, j1, s);
     if (mixed) hide(i0, i1, j0, j1, seen, s, allowed_.data() + place * panel);
   }
