@@ -32,6 +32,11 @@ SOME = NONE | {"top": 3, "received": True, "map": (8, 16)}
 CASES: dict[str, tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
     "causal 16": (16, None, {"mask": ch.causal()}),
     "window and softcap 32": (32, None, {"mask": ch.window(100, 20), "softcap": 3.0}),
+    "runs of tiles 32": (
+        32,
+        None,
+        {"mask": (ch.window(60, 5) | ch.global_tokens([0])) & ch.blocks(torch.rand(2, 10, 13) < 0.7, 32)},
+    ),
 }
 HOPPER: dict[str, tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
     "hopper causal 128": (128, None, {"mask": ch.causal()}),

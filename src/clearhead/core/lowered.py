@@ -25,9 +25,10 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from clearhead.core import intervals
+from clearhead.core import intervals, ranges
 from clearhead.core.arrays import Array
 from clearhead.core.grid import Alignment, Grid
+from clearhead.core.ranges import KeyRanges
 from clearhead.core.steps import Cut, Steps, by_both
 
 # one for all batch rows, or one for each: (batch,)
@@ -89,9 +90,22 @@ class Node:
         """The keys that a query sees as one span that moves with it; None where that does not say it all."""
         return None
 
+    def ranges(self, grid: Grid) -> KeyRanges | None:
+        """The one range of keys that each query sees; None where there is more than one, or it is not known."""
+        return None
+
     def tiles(self, cut: Cut) -> Steps:
         """Which tiles are empty, mixed or full, told from intervals and not from pairs (`core/runs.py`)."""
         raise NotImplementedError
+
+    def __and__(self, other: Node) -> Node:
+        return AndNode(self, other)
+
+    def __or__(self, other: Node) -> Node:
+        return OrNode(self, other)
+
+    def __invert__(self) -> Node:
+        return NotNode(self)
 
     def narrow(self) -> tuple[np.ndarray, ...]:
         """Its rows for a kernel that reads 32 bits: truth values as bytes, and whole numbers that fit."""
@@ -112,6 +126,9 @@ class BandNode(Node):
 
     def span(self, keys: int) -> Span:
         return self.low, self.high, keys
+
+    def ranges(self, grid: Grid) -> KeyRanges:
+        return ranges.of_band(self.low, self.high, grid)
 
     def tiles(self, cut: Cut) -> Steps:
         first, last = cut.block_ends()
@@ -134,6 +151,9 @@ class BeforeNode(Node):
     def span(self, keys: int) -> Span:
         return -FAR, FAR, smaller(larger(self.count, 0), keys)
 
+    def ranges(self, grid: Grid) -> KeyRanges:
+        return ranges.of_count(self.count, grid)
+
     def tiles(self, cut: Cut) -> Steps:
         count = np.reshape(self.count, (-1, 1)) + np.zeros(cut.blocks, np.int64)
         return intervals.of_ranges(cut, np.zeros_like(count), count, np.zeros_like(count), count)
@@ -149,6 +169,9 @@ class DocumentsNode(Node):
 
     def rows(self) -> tuple[np.ndarray, ...]:
         return self.queries, self.keys
+
+    def ranges(self, grid: Grid) -> KeyRanges | None:
+        return ranges.of_ids(self.queries, self.keys)
 
     def tiles(self, cut: Cut) -> Steps:
         return intervals.of_ids(cut, self.queries, self.keys)
@@ -233,6 +256,10 @@ class AndNode(Node):
     def parts(self) -> tuple[Node, ...]:
         return self.left, self.right
 
+    def ranges(self, grid: Grid) -> KeyRanges | None:
+        left, right = self.left.ranges(grid), self.right.ranges(grid)
+        return None if left is None or right is None else ranges.both(left, right)
+
     def tiles(self, cut: Cut) -> Steps:
         return self.left.tiles(cut) & self.right.tiles(cut)
 
@@ -255,6 +282,10 @@ class OrNode(Node):
     def parts(self) -> tuple[Node, ...]:
         return self.left, self.right
 
+    def ranges(self, grid: Grid) -> KeyRanges | None:
+        left, right = self.left.ranges(grid), self.right.ranges(grid)
+        return None if left is None or right is None else ranges.either(left, right)
+
     def tiles(self, cut: Cut) -> Steps:
         return self.left.tiles(cut) | self.right.tiles(cut)
 
@@ -269,6 +300,10 @@ class NotNode(Node):
     @property
     def parts(self) -> tuple[Node, ...]:
         return (self.inner,)
+
+    def ranges(self, grid: Grid) -> KeyRanges | None:
+        inner = self.inner.ranges(grid)
+        return None if inner is None else ranges.outside(*inner, grid.keys)
 
     def tiles(self, cut: Cut) -> Steps:
         return ~self.inner.tiles(cut)

@@ -13,7 +13,7 @@ from clearhead.core.equality import digest, same
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Grid, bins, bins_of, cut, fitting, hold, part
 from clearhead.core.intervals import told
-from clearhead.core.lowered import AndNode, ArrayNode, Node, NotNode, OrNode
+from clearhead.core.lowered import ArrayNode, Node
 from clearhead.core.picture import Picture
 from clearhead.core.trees import introduce, tree
 
@@ -259,7 +259,7 @@ class Both(Mask):
     wire = "and"
 
     def lower(self, grid: Grid) -> Node:
-        return AndNode(self.left.lower(grid), self.right.lower(grid))
+        return self.left.lower(grid) & self.right.lower(grid)
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         left, right = self.left.decide(rows, columns, grid), self.right.decide(rows, columns, grid)
@@ -303,7 +303,7 @@ class Either(Mask):
     wire = "or"
 
     def lower(self, grid: Grid) -> Node:
-        return OrNode(self.left.lower(grid), self.right.lower(grid))
+        return self.left.lower(grid) | self.right.lower(grid)
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         left, right = self.left.decide(rows, columns, grid), self.right.decide(rows, columns, grid)
@@ -345,7 +345,7 @@ class Not(Mask):
     wire = "not"
 
     def lower(self, grid: Grid) -> Node:
-        return NotNode(self.mask.lower(grid))
+        return ~self.mask.lower(grid)
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         known = self.mask.decide(rows, columns, grid)

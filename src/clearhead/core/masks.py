@@ -282,6 +282,11 @@ def causal(*, align: Align = "end", offset: object = None) -> Mask:
     return Band(None, 0, Alignment.of(align, offset))
 
 
+def keys_around(back: int | None, ahead: int | None, alignment: Alignment) -> Band:
+    """`window` and `causal` for those who have an alignment; no limit is None."""
+    return Band(back, ahead, alignment)
+
+
 def causal_alignment(mask: Mask) -> Alignment | None:
     """How a mask that is causality alone is aligned; None for any other."""
     return mask.alignment if isinstance(mask, Band) and mask.back is None and mask.ahead == 0 else None

@@ -26,7 +26,7 @@ import numpy as np
 from clearhead.core.grid import Grid
 from clearhead.core.lowered import Node
 from clearhead.core.mask import Mask
-from clearhead.core.steps import ALL, NONE, Cut, Steps, constant, ranges
+from clearhead.core.steps import ALL, NONE, SOME, Cut, Steps, by_tile, constant, ranges
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +94,14 @@ class Runs:
         mixed = np.bincount(row, np.where(full, 0, count), rows)
         return TileLists(np.append(0, np.cumsum(each)).astype(np.int32), mixed.astype(np.int32), tiles.astype(np.int32))
 
+    def states(self) -> np.ndarray:
+        """0 for an empty tile, 1 for a mixed one, 2 for a full one: (batch, heads, blocks, tiles), a byte each."""
+        found = self.steps
+        shape = (found.batch, found.heads, self.blocks, self.tiles)
+        if not math.prod(shape):
+            return np.zeros(shape, np.uint8)
+        return np.repeat(found.state, np.diff(np.append(found.at, math.prod(shape)))).reshape(shape)
+
     @property
     def pairs(self) -> int:
         """Query–key pairs in the tiles that are left, over the batch rows and heads that are told apart here."""
@@ -113,15 +121,23 @@ class Runs:
         return int((queries * keys)[these].sum())
 
 
-def runs(mask: Mask | Node | None, grid: Grid, rows: int, columns: int) -> Runs:
+def runs(mask: Mask | Node | None, grid: Grid, rows: int, columns: int, *, whole: bool = False) -> Runs:
     """The runs of a mask for blocks of `rows` queries and tiles of `columns` keys.
 
-    With rows = columns = 1 nothing is mixed: each query's own runs of keys, and `pairs` is exact for any mask.
+    With rows = columns = 1 nothing is mixed: each query's own runs of keys, and `pairs` is exact for any mask. The last
+    tile may be shorter, and is full where all keys that it has are seen; with `whole` it is then mixed, for kernels
+    that take full tiles for as wide as the others.
     """
     cut = Cut(math.prod(grid.batch), grid.heads, grid.queries, grid.keys, rows, columns)
     if mask is None:
-        return _of_steps(constant(cut, ALL))
-    return _of_steps((mask if isinstance(mask, Node) else mask.lower(grid)).tiles(cut))
+        found = constant(cut, ALL)
+    else:
+        found = (mask if isinstance(mask, Node) else mask.lower(grid)).tiles(cut)
+    if whole and grid.keys % columns:
+        tiles = np.full((1, cut.tiles), ALL, np.uint8)
+        tiles[:, -1] = SOME
+        found &= by_tile(cut, tiles)
+    return _of_steps(found)
 
 
 def _of_steps(steps: Steps) -> Runs:

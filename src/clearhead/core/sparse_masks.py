@@ -27,12 +27,12 @@ from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import LARGEST, Align, Alignment, Grid, fits, part
 from clearhead.core.lowered import Node
 from clearhead.core.mask import Both, Either, Mask, Tile, decided
-from clearhead.core.masks import Band, Before, at_least
+from clearhead.core.masks import Before, Documents, at_least, keys_around
 from clearhead.core.trees import introduce
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Blocks(Mask):
+class BlockTable(Mask):
     """A truth value for each block of queries and block of keys, (…, blocks, blocks); batch axes and heads before."""
 
     array: Array
@@ -160,17 +160,17 @@ class Dilated(Mask):
     wire = "dilated"
 
     @property
-    def band(self) -> Band:
+    def band(self) -> Mask:
         """All keys in between."""
         back = None if self.back is None else min(self.back * self.step, 2 * LARGEST)
-        return Band(back, min(self.ahead * self.step, 2 * LARGEST), self.alignment)
+        return keys_around(back, min(self.ahead * self.step, 2 * LARGEST), self.alignment)
 
     def lower(self, grid: Grid) -> Node:
         if self.step == 1:
             return self.band.lower(grid)
-        places = np.arange(grid.queries) + np.reshape(lowered.offset_by_row(self.alignment, grid), (-1, 1))
-        alike = lowered.DocumentsNode(places % self.step, np.arange(grid.keys)[None, :] % self.step)
-        return lowered.AndNode(self.band.lower(grid), alike)
+        offset = self.alignment.offset(grid)
+        places = np.arange(grid.queries) + (offset[..., 0, 0] if offset.ndim else offset)
+        return Both(self.band, Documents(np.arange(grid.keys) % self.step, places % self.step)).lower(grid)
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         known = self.band.decide(rows, columns, grid)
@@ -234,7 +234,7 @@ class Strided(Pattern):
     wire = "strided"
 
     def meaning(self) -> Mask:
-        return Either(Band(self.stride, 0, self.alignment), Dilated(self.stride, None, 0, self.alignment))
+        return Either(keys_around(self.stride, 0, self.alignment), Dilated(self.stride, None, 0, self.alignment))
 
     def __repr__(self) -> str:
         return f"strided({', '.join([str(self.stride), *self.alignment.arguments()])})"
@@ -249,7 +249,7 @@ class FirstTokens(Pattern):
     wire = "first"
 
     def meaning(self) -> Mask:
-        return Both(Before("prefix", np.asarray(self.count)), Band(None, 0, self.alignment))
+        return Both(Before("prefix", np.asarray(self.count)), keys_around(None, 0, self.alignment))
 
     def __repr__(self) -> str:
         return f"first_tokens({', '.join([str(self.count), *self.alignment.arguments()])})"
@@ -286,7 +286,7 @@ def blocks(array: object, size: int) -> Mask:
             "blocks", f"has shape {tuple(table.shape)}, expected (…, blocks of queries, blocks of keys)"
         )
     # on an accelerator: it is small, and every kernel needs to know what is left
-    return Blocks(table if is_traced(table) else to_numpy(table), at_least("size", size, 1))
+    return BlockTable(table if is_traced(table) else to_numpy(table), at_least("size", size, 1))
 
 
 def random_blocks(block: int, *, count: int, seed: int = 0) -> Mask:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.arrays import Array
-from clearhead.core.grid import Alignment
 from clearhead.core.mask import Mask
+from clearhead.core.mask_keys import mask_key
 from clearhead.core.problem import Problem, default_scale
 from clearhead.kernels.threads import team, threads
 
@@ -22,9 +22,6 @@ THREAD_WORK, THREAD_BYTES = 125_000, 200_000
 LONG_WORK = 1_000_000
 # kinds that are remembered
 MOST = 512
-# what is compared as it is in a mask, and how many fields each class of masks has
-PLAIN = frozenset((int, str, bool, type(None)))
-FIELDS: dict[type, int] = {}
 
 
 def main_thread() -> bool:
@@ -93,24 +90,11 @@ def array_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> 
 
 def mask_kind(mask: Any) -> Any:
     """A mask's part of the key: its class and its fields, where those are numbers and words; else None."""
-    if type(mask) not in FIELDS:
-        FIELDS[type(mask)] = len(getattr(type(mask), "__dataclass_fields__", ()))
-    parts: list[Any] = [type(mask)]
-    for value in vars(mask).values():
-        kind = type(value)
-        if kind is Alignment:
-            part = value.align if value.given is None else None
-        elif isinstance(value, Mask):
-            part = mask_kind(value)
-        elif kind in PLAIN:
-            parts.append(value)
-            continue
-        else:
-            part = None
-        if part is None:
-            return None
-        parts.append(part)
-    return tuple(parts) if len(parts) == 1 + FIELDS[type(mask)] else None  # else there is more to it
+    return mask_key(mask, _none)
+
+
+def _none(array: Array, owner: Mask) -> None:
+    """An array may be written to, and nobody would know."""
 
 
 NO_MASK = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Never
 
@@ -11,6 +12,7 @@ from clearhead.core.grid import Grid
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
+from clearhead.core.runs import runs
 from clearhead.core.temperature import tempered
 from clearhead.explain.render.sheet import rows, sheet
 from clearhead.kernels.choose import choose_gradients, compare, passes_of
@@ -101,7 +103,7 @@ def plan(
     copies = grid.heads
     for size in grid.batch:
         copies *= size
-    pairs = grid.queries * grid.keys if problem.mask is None else live_pairs(problem.mask, grid)
+    pairs = copies * grid.queries * grid.keys if problem.mask is None else live_pairs(problem.mask, grid)
     features, width = problem.q.shape[-1], problem.width
     item = 2 if dtype_name(problem.q) in ("float16", "bfloat16") else 4 if dtype_name(problem.q) == "float32" else 8
     elements = sum(_elements(a) for a in (problem.q, problem.k, problem.v)) + copies * grid.queries * width
@@ -109,9 +111,9 @@ def plan(
         kernel=chosen.name,
         others=passed_over,
         problem=_described(problem),
-        pairs=copies * pairs,
+        pairs=pairs,
         all_pairs=copies * grid.queries * grid.keys,
-        flops=2 * copies * pairs * (features + width),  # a multiply and an add in q·kᵀ, and again in weights·v
+        flops=2 * pairs * (features + width),  # a multiply and an add in q·kᵀ, and again in weights·v
         bytes_moved=elements * item,
         matrix_bytes=copies * grid.queries * grid.keys * max(item, 4),
         gradients=choose_gradients(problem, chosen, kernel).name if passes_of(problem) == "training" else None,
@@ -119,32 +121,11 @@ def plan(
 
 
 def live_pairs(mask: Mask, grid: Grid) -> int:
-    """Query–key pairs in tiles that are not empty, for one batch row and head.
-
-    Halves are halved until they are decided or as small as a tile, so a long sequence costs what its edges cost.
-    """
-
-    def count(rows: range, columns: range) -> int:
-        if not rows or not columns:
-            return 0
-        known = mask.decide(rows, columns, grid)
-        small = len(rows) <= TILE and len(columns) <= TILE
-        if known is None and small:
-            known = mask.tile(rows, columns, grid) is not False
-        if known is False:
-            return 0
-        if known is True:
-            return len(rows) * len(columns)
-        return sum(count(r, c) for r in _halves(rows) for c in _halves(columns))
-
-    return count(range(grid.queries), range(grid.keys))
-
-
-def _halves(part: range) -> list[range]:
-    if len(part) <= TILE:
-        return [part]
-    middle = part.start + -(-len(part) // (2 * TILE)) * TILE
-    return [range(part.start, middle), range(middle, part.stop)]
+    """Query–key pairs in tiles that are not empty, over all batch rows and heads: what is left costs what is left."""
+    found = runs(mask, grid, TILE, TILE)
+    if not found.batch * found.heads:
+        return 0
+    return found.pairs * (math.prod(grid.batch) * grid.heads // (found.batch * found.heads))
 
 
 def _elements(array: Array) -> int:

@@ -15,7 +15,7 @@ from clearhead.core.grid import Alignment, certainly, whole_numbers
 from clearhead.core.mask import Mask
 from clearhead.core.masks import Documents, GlobalTokens, causal, lengths, window
 from clearhead.core.positions import Alibi, Bias, Relative, alibi, relative_bias
-from clearhead.core.sparse_masks import Blocks, RandomBlocks
+from clearhead.core.sparse_masks import BlockTable, RandomBlocks
 
 
 class Held(NamedTuple):
@@ -206,7 +206,7 @@ def speaks_of_keys(unpadded: Mask, held: Held) -> None:
 
 def anchored(mask: Mask, held: Held, queries: int) -> Mask:
     """A mask that is aligned to the end, told where queries stand: a shorter row ends before the last key."""
-    if isinstance(mask, Blocks | RandomBlocks) and max(held.start) > 0:
+    if isinstance(mask, BlockTable | RandomBlocks) and max(held.start) > 0:
         raise ArgumentError("mask", f"has {mask!r}, which numbers queries from 0 and not after those in the cache")
     offset = first(held.start)
     uneven = isinstance(offset, list)  # else the last query stands at the last key

@@ -11,13 +11,14 @@ import numpy as np
 from clearhead.core.arrays import Array, is_torch
 from clearhead.core.grid import Alignment, Grid
 from clearhead.core.mask import Mask
+from clearhead.core.mask_keys import mask_key
 from clearhead.core.positions import Alibi
 from clearhead.core.problem import Problem
 from clearhead.kernels.gpu import tuning
 
 SMALL = 4096  # bytes of an array that are compared as a part of the key
 MOST = 128  # keys that are remembered
-PLAIN = frozenset((int, str, bool, type(None)))  # are compared as they are
+LARGE = 2**20  # bytes of truth values that are not kept for being compared
 
 
 class Unlike(Exception):
@@ -82,21 +83,10 @@ class CacheKey:
 
     def of_mask(self, mask: Mask) -> Any:
         """A mask's part of the key: its class and its fields, which say it all."""
-        parts: list[Any] = [type(mask)]
-        for value in mask.__dict__.values():
-            kind = type(value)
-            if kind in PLAIN:
-                parts.append(value)
-            elif kind is Alignment:
-                parts.append(self.of_alignment(value, mask))
-            elif isinstance(value, Mask):
-                parts.append(self.of_mask(value))
-            else:
-                parts.append(self.of_array(value, mask))
-        fields = getattr(type(mask), "__dataclass_fields__", None)
-        if fields is None or len(parts) != 1 + len(fields):  # there is more to it
+        key = mask_key(mask, self.of_array)
+        if key is None:  # there is more to it
             raise Unlike
-        return tuple(parts)
+        return key
 
     def of_bias(self, bias: Any) -> Any:
         """A bias's part of the key."""
@@ -112,7 +102,7 @@ class CacheKey:
         """An array's part of the key: its numbers, or where they are many, who holds it."""
         if not isinstance(array, np.ndarray):
             raise Unlike
-        if array.ndim > 1 and array.dtype == bool:  # one for each pair: too many to keep copies of
+        if array.ndim > 1 and array.dtype == bool and array.nbytes > LARGE:  # one for each pair, most likely
             raise Unlike
         self.numbers_alone = False
         if array.nbytes <= SMALL:

@@ -282,9 +282,9 @@ def key_tiles(span, lists, batch, head, block, T, BM: tl.constexpr, BN: tl.const
         mixed = stop - a - full
     else:
         row = (batch * lists.by_batch * lists.mask_heads + head * lists.by_head) * lists.down + block
-        a = row.to(tl.int64) * lists.across
-        mixed = tl.load(lists.counts + 2 * row)
-        full = tl.load(lists.counts + 2 * row + 1)
+        a = tl.load(lists.counts + 3 * row).to(tl.int64)
+        mixed = tl.load(lists.counts + 3 * row + 1)
+        full = tl.load(lists.counts + 3 * row + 2)
         b = mixed
         c = mixed
     return mixed, full, a, b, c
@@ -315,7 +315,10 @@ def any_tile(lists, i, mixed, a, b, c, form: tl.constexpr):
 
 
 class Lists(NamedTuple):
-    """For each block of one side, the tiles of the other that are mixed and then those that are full."""
+    """For each block of one side, the tiles of the other that are mixed and then those that are full.
+
+    `counts` has for each block where its tiles begin, how many are mixed and how many full.
+    """
 
     tiles: Any
     counts: Any

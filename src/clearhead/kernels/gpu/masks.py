@@ -14,6 +14,7 @@ from clearhead.core.arrays import Array, to_numpy
 from clearhead.core.grid import Grid
 from clearhead.core.lowered import Node, Numbers
 from clearhead.core.mask import Mask
+from clearhead.core.runs import runs
 from clearhead.kernels.gpu.device import Lists, Span
 from clearhead.kernels.gpu.tile_lists_kernel import tile_states
 from clearhead.kernels.gpu.tuning import cdiv
@@ -33,6 +34,7 @@ class Prepared:
     arrays: tuple[Any, ...] = ()
     by_batch: bool = False
     by_head: bool = False
+    root: Node | None = None  # of which runs of tiles can be told; None where an array has to be read
     lists: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -98,14 +100,17 @@ def _from_tree(root: Node, grid: Grid, on: torch.device) -> Prepared:
     nodes: list[tuple[int, ...]] = []
     arrays: list[Any] = []
     prepared = Prepared(Span(-FAR, FAR, grid.keys, _nothing(on)))
+    read = False  # an array
 
     def add(node: Node) -> None:
+        nonlocal read
         for part in node.parts:
             add(part)
         parts, by_row = uploaded(node, grid, on)
         prepared.by_batch |= by_row
         array = node.array()
         if array is not None:
+            read = True
             pairs = four_axes(array, grid, on)
             prepared.by_batch |= pairs.shape[0] > 1
             prepared.by_head |= pairs.shape[1] > 1
@@ -116,6 +121,7 @@ def _from_tree(root: Node, grid: Grid, on: torch.device) -> Prepared:
 
     add(root)
     prepared.program, prepared.arrays = tuple(nodes), tuple(arrays)
+    prepared.root = None if read else root
     return prepared
 
 
@@ -146,39 +152,67 @@ def tiles(prepared: Prepared, grid: Grid, rows: int, columns: int, *, turned: bo
     assert prepared.program is not None
     key = (rows, columns, turned)
     if key not in prepared.lists:
-        states = state_map(prepared, grid, rows, columns)
-        if turned:
-            states = states.transpose(-1, -2)
-        # 1 is mixed, 2 full, 0 empty: mixed first, empty last
-        order = torch.where(states == 0, 3, states.to(torch.int32))
-        found = torch.sort(order, dim=-1, stable=True).indices.to(torch.int32).contiguous()
-        counts = torch.stack([(states == 1).sum(-1), (states == 2).sum(-1)], dim=-1).to(torch.int32).contiguous()
-        batch, heads, down, across = states.shape
-        lists = Lists(found, counts, int(batch > 1), int(heads > 1), heads, down, across)
-        if capturing(found.device):
+        if prepared.root is None:
+            lists = lists_of_states(state_map(prepared, grid, rows, columns), turned)
+        else:
+            lists = lists_of_runs(prepared.root, grid, rows, columns, turned, prepared.span.rows.device)
+        if capturing(lists.tiles.device):
             return lists
-        done(found.device)
+        done(lists.tiles.device)
         prepared.lists[key] = lists
     return prepared.lists[key]
+
+
+def lists_of_runs(root: Node, grid: Grid, rows: int, columns: int, turned: bool, on: torch.device) -> Lists:
+    """From intervals, on the host: it takes what is left of the tiles, and no kernel has to run for it."""
+    found = runs(root, grid, rows, columns, whole=True)
+    found = found.turned() if turned else found
+    lists = found.lists()
+    counts = np.stack([lists.starts[:-1], lists.mixed, np.diff(lists.starts) - lists.mixed], axis=-1)
+    numbers = lists.tiles if lists.tiles.size else np.zeros(1, np.int32)
+    sizes = (int(found.batch > 1), int(found.heads > 1), found.heads, found.blocks, found.tiles)
+    return Lists(upload(numbers, on), upload(counts.astype(np.int32), on), *sizes)
+
+
+def lists_of_states(states: torch.Tensor, turned: bool) -> Lists:
+    """From the state of each tile, on the device."""
+    states = states.transpose(-1, -2) if turned else states
+    # 1 is mixed, 2 full, 0 empty: mixed first, empty last
+    order = torch.where(states == 0, 3, states.to(torch.int32))
+    found = torch.sort(order, dim=-1, stable=True).indices.to(torch.int32).contiguous()
+    batch, heads, down, across = states.shape
+    start = torch.arange(batch * heads * down, device=states.device).view(batch, heads, down) * across
+    counts = torch.stack([start, (states == 1).sum(-1), (states == 2).sum(-1)], dim=-1).to(torch.int32).contiguous()
+    return Lists(found, counts, int(batch > 1), int(heads > 1), heads, down, across)
 
 
 def state_map(prepared: Prepared, grid: Grid, rows: int, columns: int) -> torch.Tensor:
     """0 empty, 1 mixed, 2 full, for each tile: (batch or 1, heads or 1, blocks of queries, blocks of keys)."""
     key = (rows, columns)
     if key not in prepared.lists:
-        batch = math.prod(grid.batch) if prepared.by_batch else 1
-        heads = grid.heads if prepared.by_head else 1
-        down, across = cdiv(grid.queries, rows), cdiv(grid.keys, columns)
-        states = torch.empty((batch, heads, down, across), dtype=torch.uint8, device=prepared.span.rows.device)
-        if states.numel():
-            tile_states[(across, down, batch * heads)](
-                states, prepared.arrays, grid.queries, grid.keys, heads, prepared.program, rows, columns
-            )
-        if capturing(states.device):
+        on = prepared.span.rows.device
+        if prepared.root is None:
+            states = states_of_pairs(prepared, grid, rows, columns, on)
+        else:
+            states = upload(runs(prepared.root, grid, rows, columns, whole=True).states(), on)
+        if capturing(on):
             return states
-        done(states.device)
+        done(on)
         prepared.lists[key] = states
     return prepared.lists[key]
+
+
+def states_of_pairs(prepared: Prepared, grid: Grid, rows: int, columns: int, on: torch.device) -> torch.Tensor:
+    """The same by looking at every pair, on the device: arrays that lie there are read there, and by a graph again."""
+    batch = math.prod(grid.batch) if prepared.by_batch else 1
+    heads = grid.heads if prepared.by_head else 1
+    down, across = cdiv(grid.queries, rows), cdiv(grid.keys, columns)
+    states = torch.empty((batch, heads, down, across), dtype=torch.uint8, device=on)
+    if states.numel():
+        tile_states[(across, down, batch * heads)](
+            states, prepared.arrays, grid.queries, grid.keys, heads, prepared.program, rows, columns
+        )
+    return states
 
 
 def done(device: torch.device) -> None:

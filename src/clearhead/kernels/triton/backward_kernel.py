@@ -81,9 +81,9 @@ def query_tiles(span, lists, batch, head, block, T, BM: tl.constexpr, BN: tl.con
         mixed = end - a - full
     else:
         row = (batch * lists.by_batch * lists.mask_heads + head * lists.by_head) * lists.down + block
-        a = row.to(tl.int64) * lists.across
-        mixed = tl.load(lists.counts + 2 * row)
-        full = tl.load(lists.counts + 2 * row + 1)
+        a = tl.load(lists.counts + 3 * row).to(tl.int64)
+        mixed = tl.load(lists.counts + 3 * row + 1)
+        full = tl.load(lists.counts + 3 * row + 2)
         b = mixed
         c = mixed
     return mixed, full, a, b, c

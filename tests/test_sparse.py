@@ -1,0 +1,163 @@
+"""Sparse masks over many tiles: the compiled kernel by every instruction set, Triton's lists, and what drops a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conformance import INSTRUCTION_SETS, built
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interpreted import MARKS
+from test_mask_runs import GRID, LEAVES, PATTERNS, right_states, states_of, trees
+
+import clearhead as ch
+from clearhead.core import steps
+from clearhead.core.runs import Runs, runs
+from clearhead.kernels.compiled import compiled
+
+RNG = np.random.default_rng(4)
+HEADS, QUERIES, KEYS, WIDTH = 2, 230, 1700, 8
+CHOSEN = RNG.random((HEADS, 8, 54)) < 0.1
+LONGFORMER = ch.window(40, 20) | ch.global_tokens([0, 1, 900, 1600])
+SPARSE: dict[str, Any] = {
+    "Longformer": LONGFORMER,
+    "BigBird": ch.window(30, 30) | ch.global_tokens(range(9)) | ch.random_blocks(32, count=2, seed=1),
+    "block top-k by head": ch.blocks(CHOSEN, 32),
+    "prefix and window": ch.prefix(70) | ch.window(100, align="start"),
+    "unsorted documents": ch.documents(np.arange(KEYS) // 90 * 7 % 5),
+    "documents at random": ch.documents(RNG.integers(0, 40, KEYS), RNG.integers(0, 40, QUERIES)),
+    "dilated": ch.dilated(50, 20) | ch.first_tokens(3),
+    "strided": ch.strided(64),
+    "an array": ch.where(np.array(LONGFORMER.dense(QUERIES, KEYS)[0])),
+    "an array by head": ch.where(np.kron(CHOSEN, np.ones((1, 32, 32), bool))[:, :QUERIES, :KEYS]),
+    "an array of keys": ch.where(RNG.random((1, KEYS)) < 0.05) & ch.causal(),
+    "nothing but one pair": ch.where(np.arange(QUERIES)[:, None] * KEYS + np.arange(KEYS) == 333 * 1201),
+    "all but a few": ~(ch.window(3, 3) | ch.blocks(CHOSEN[0], 32)),
+    "gaps that are short": ch.documents(np.arange(KEYS) // 9 % 3) & ch.window(900),
+}
+
+
+def arrays(dtype: str = "float64") -> list[np.ndarray]:
+    rng = np.random.default_rng(7)
+    return [rng.standard_normal((HEADS, n, WIDTH)).astype(dtype) for n in (QUERIES, KEYS, KEYS)]
+
+
+def everything(mask: ch.Mask, kernel: str) -> dict[str, np.ndarray]:
+    q, k, v = arrays()
+    seen = ch.observe(q, k, v, mask=mask, kernel=kernel, top=3, received=True, map=(5, 9), queries=[1, -1])
+    dq, dk, dv = ch.gradients(q, k, v, np.cos(seen.output + np.arange(WIDTH)), mask=mask, kernel=kernel)
+    return {
+        "output": seen.output, "again": ch.attention(q, k, v, mask=mask, kernel=kernel), "lse": seen.lse,
+        "entropy": seen.entropy, "top": seen.top.weights, "received": seen.received, "map": seen.map.mean,
+        "rows": seen.queries.weights, "dq": dq, "dk": dk, "dv": dv,
+    }  # fmt: skip
+
+
+def compare(mask: ch.Mask, kernel: str = "compiled") -> None:
+    right = everything(mask, "dense")
+    for name, mine in everything(mask, kernel).items():
+        np.testing.assert_allclose(mine, right[name], rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+@built
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("name", SPARSE)
+def test_all_tiles_that_are_left_are_met(name: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "isa", isa)
+    compare(SPARSE[name])
+
+
+@built
+@settings(max_examples=15, deadline=None)
+@given(mask=trees(st.sampled_from(list(SPARSE.values()))))
+def test_trees_of_them(mask: ch.Mask) -> None:
+    compare(mask)
+
+
+@built
+def test_an_array_that_was_written_to_is_read_anew() -> None:
+    q, k, v = (torch.from_numpy(a) for a in arrays("float32"))
+    seen = torch.zeros(QUERIES, KEYS, dtype=torch.bool)
+    seen[:, :5] = True
+    for _ in range(2):
+        torch.testing.assert_close(
+            ch.attention(q, k, v, mask=seen, kernel="compiled"), ch.attention(q, k, v, mask=seen, kernel="dense")
+        )
+        seen[:, 700:900] = True
+
+
+def short_of_one(self: steps.Cut, start: np.ndarray, stop: np.ndarray) -> Any:
+    first, after = TOUCHED(self, start, stop)
+    return first, np.where(after > first, after - 1, after)
+
+
+def begun_too_early(self: steps.Cut, start: np.ndarray, stop: np.ndarray) -> Any:
+    first, after = FILLED(self, start, stop)
+    return np.maximum(first - 1, 0), after
+
+
+def ends_forgotten(self: steps.Cut, start: np.ndarray, stop: np.ndarray) -> Any:
+    first, after = FILLED(self, start, stop)
+    return first, np.maximum(after, TOUCHED(self, start, stop)[1])
+
+
+TOUCHED, FILLED = steps.Cut.touched, steps.Cut.filled
+MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "the last tile dropped": ("touched", short_of_one),
+    "a mixed tile before taken for full": ("filled", begun_too_early),
+    "a mixed tile behind taken for full": ("filled", ends_forgotten),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_tile_dropped_or_taken_for_full_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, broken = MUTANTS[name]
+    monkeypatch.setattr(steps.Cut, where, broken)
+    wrong = [
+        leaf
+        for leaf in ("causal", "window", "lengths", "documents in pieces", "blocks by head")
+        if not np.array_equal(states_of(runs(LEAVES[leaf], GRID, 4, 5), GRID), right_states(LEAVES[leaf], 4, 5, GRID))
+    ]
+    assert len(wrong) >= 3  # what begins with the first key has nothing before it
+
+
+TILES = {"a tile dropped": 0, "a tile taken for full": 1}
+
+
+@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize("turned", [False, True])
+def test_triton_notices_too(name: str, turned: bool, request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available() or MARKS[0].args[0]:
+        pytest.skip("Triton's interpreter is not there")
+    request.getfixturevalue("interpreting")
+    from clearhead.kernels.gpu import masks
+
+    right = Runs.lists
+
+    def broken(self: Runs) -> Any:
+        found = right(self)
+        if (self.steps.cut.queries == 40) is not turned:  # 40 queries and 72 keys; turned, the other way about
+            if TILES[name]:
+                found.mixed[:] -= found.mixed > 0
+            else:
+                first = found.starts[:-1][found.mixed > 0][-1]
+                found.tiles[first] = found.tiles[first + 1] if found.starts[1] > 1 else 0
+        return found
+
+    mask = PATTERNS["dilated"] | ch.global_tokens([2]) | ch.window(9)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 16, requires_grad=True) for n in (40, 72, 72))
+
+    def found() -> list[torch.Tensor]:
+        output = ch.attention(q, k, v, mask=mask, kernel="triton")
+        return [output, *torch.autograd.grad(output.square().sum(), (q, k, v))]
+
+    expected = found()
+    monkeypatch.setattr(Runs, "lists", broken)
+    monkeypatch.setattr(masks, "runs", runs)
+    mask = mask | ch.global_tokens([])  # another mask, so that its lists are made anew
+    assert any(not torch.allclose(a, b, atol=1e-4) for a, b in zip(expected, found(), strict=True))
