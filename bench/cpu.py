@@ -1,6 +1,6 @@
 """The compiled kernel against its peers on this CPU: ratios, interleaved in one run, and the machine's own limits.
 
-    python bench/cpu.py [--quick] [--calls] [--json FILE]
+    python bench/cpu.py [--quick] [--calls] [--masks] [--json FILE]
 
 Every ratio is the median time of the peer divided by ours, above 1 where we are faster. Peers run as users run them,
 with all threads, on contiguous float32 tensors of batch 1 and 8 heads.
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from cpu_calls import decoding, observing, precisions, scaling, short, training
 from cpu_turns import Calls, measure
+from sparse_masks import on_cpu
 from torch.nn.functional import scaled_dot_product_attention
 
 import clearhead as ch
@@ -292,6 +293,7 @@ def at_length(report: Report, lengths: tuple[int, ...], quick: bool) -> None:
     others(report)
     if not quick:
         masks(report)
+        on_cpu(report)
     backward(report, lengths)
     decode(report)
     if not quick:
@@ -305,6 +307,7 @@ def main() -> None:
     parser.add_argument(
         "--calls", action="store_true", help="only short calls, training, decoding, precisions, observing, threads"
     )
+    parser.add_argument("--masks", action="store_true", help="only sparse masks")
     parser.add_argument("--json", type=Path, help="write the rows there too")
     options = parser.parse_args()
     plan = ch.plan(*[np.zeros((1, 8, 8), np.float32)] * 3)
@@ -313,9 +316,9 @@ def main() -> None:
     lengths = (128, 512, 1024) if options.quick else (128, 512, 1024, 4096)
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, numpy {np.__version__}")
     report = Report()
-    if not options.calls:
+    if not options.calls and not options.masks:
         at_length(report, lengths, options.quick)
-    for section in SECTIONS_OF_CALLS:
+    for section in (on_cpu,) if options.masks else SECTIONS_OF_CALLS:
         section(report)
     if options.json:
         options.json.write_text(

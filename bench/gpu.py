@@ -2,8 +2,9 @@
 
     python bench/gpu.py [section …] [--json FILE] [--seconds N]
 
-Sections: ceilings choice forward masks observe memory backward decode launching compiling; all of them unless some are
-named. One that fails is reported and the others go on. TFLOP/s count the products of the pairs that are not masked.
+Sections: ceilings choice forward masks sparse observe memory backward decode launching compiling; all of them unless
+some are named. One that fails is reported and the others go on. TFLOP/s count the products of the pairs that are not
+masked.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import torch
 from gpu_launching import OWN, compiling, launching
+from sparse_masks import on_gpu
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from turns import Call, milliseconds, together, tried
@@ -199,6 +201,10 @@ def masks(bench: Bench) -> None:
             bench.at_least(f"{name}: FlexAttention's time by ours", theirs / ours, "×", 1.15)
 
 
+def sparse(bench: Bench) -> None:
+    on_gpu(bench, tensors, flex, together)
+
+
 def eager_observation(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, ...]:
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if causal:
@@ -320,7 +326,8 @@ def captured(call: Call) -> Call | None:
 
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
-    f.__name__: f for f in (ceilings, forward, observe, masks, decode, backward, memory, choice, launching, compiling)
+    f.__name__: f
+    for f in (ceilings, forward, observe, masks, sparse, decode, backward, memory, choice, launching, compiling)
 }
 
 

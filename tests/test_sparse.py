@@ -16,7 +16,7 @@ from test_mask_runs import GRID, LEAVES, PATTERNS, right_states, states_of, tree
 
 import clearhead as ch
 from clearhead.core import steps
-from clearhead.core.runs import Runs, runs
+from clearhead.core.runs import Runs, TileLists, runs
 from clearhead.kernels.compiled import compiled
 
 RNG = np.random.default_rng(4)
@@ -140,13 +140,14 @@ def test_triton_notices_too(name: str, turned: bool, request: Any, monkeypatch: 
 
     def broken(self: Runs) -> Any:
         found = right(self)
-        if (self.steps.cut.queries == 40) is not turned:  # 40 queries and 72 keys; turned, the other way about
-            if TILES[name]:
-                found.mixed[:] -= found.mixed > 0
-            else:
-                first = found.starts[:-1][found.mixed > 0][-1]
-                found.tiles[first] = found.tiles[first + 1] if found.starts[1] > 1 else 0
-        return found
+        if (self.steps.cut.queries == 40) is turned:  # 40 queries and 72 keys; turned, the other way about
+            return found
+        row = int(np.flatnonzero(found.mixed)[-1])
+        found.mixed[row] -= 1
+        if TILES[name]:
+            return found  # its last mixed tile is the first full one
+        found.starts[row + 1 :] -= 1
+        return TileLists(found.starts, found.mixed, np.delete(found.tiles, found.starts[row]))
 
     mask = PATTERNS["dilated"] | ch.global_tokens([2]) | ch.window(9)
     torch.manual_seed(0)

@@ -22,6 +22,10 @@ function leaves(keys) {
     ["padding", `lengths(${Math.max(1, keys - 1)})`, "the last key is padding"],
     ["random blocks", `random_blocks(${block}, count=1)`, "each block of queries sees one block of keys"],
     ["prefix", `prefix(${Math.min(2, keys)})`, "every query sees the first keys"],
+    ["first tokens", `first_tokens(${Math.min(2, keys)})`, "the first keys stay in sight, as sinks, of whoever comes after them"],
+    ["dilated", "dilated(2)", "every other key before the query"],
+    ["strided", `strided(${Math.max(2, Math.floor(Math.sqrt(keys)))})`, "the last few keys, and each as many before them"],
+    keys <= 64 ? ["blocks", `blocks([[1, 0], [1, 1]], ${half})`, "whole blocks of queries see whole blocks of keys"] : null,
   ].filter(Boolean);
 }
 
