@@ -93,7 +93,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "it has no sinks; `triton` has": {"sinks": torch.zeros(4)},
     "it has no bias but ALiBi; `triton` has": {"bias": torch.zeros(100, 100)},
     "scale 1e-30 is too small to divide ALiBi's slopes by": {"bias": ch.alibi(4), "scale": 1e-30},
-    "the keys that a query sees are not in one range; `triton` takes any mask": {"mask": ch.global_tokens([3])},
+    "it has a bias only where the keys that a query sees are in one range; `triton` has any": {
+        "mask": ch.global_tokens([3]),
+        "bias": ch.alibi(4),
+    },
 }
 
 
@@ -140,7 +143,7 @@ def test_a_mask_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_ranges, "key_ranges", counted)
     mask = ch.documents(np.arange(100) // 37)
     for _ in range(3):
-        assert accepts.refusal(problem(mask=mask)) is None
+        assert accepts.refusal(problem(mask=mask, bias=ch.alibi(4))) is None
     assert len(looked) == 1
 
 

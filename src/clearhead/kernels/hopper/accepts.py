@@ -125,9 +125,11 @@ _known = Cache()
 
 
 def several_ranges(problem: Problem) -> str | None:
-    """Why a mask is not taken: a query's keys are not in one range. Remembered for problems of one kind."""
+    """Why a mask is not taken with a bias: a query's keys are not in one range. Remembered for problems of one kind."""
     if problem.mask is None or type(problem.mask) is Band:
         return None
+    if problem.bias is None:
+        return too_many(problem)
     kind = cache_key_of(problem)
     single = None if kind is None else _known.get(kind)
     if single is None:
@@ -136,7 +138,25 @@ def several_ranges(problem: Problem) -> str | None:
         single = as_span(problem.mask, problem.grid) is not None or ranges_of(problem) is not None
         if kind is not None:
             _known.keep(kind, single)
-    return None if single else "the keys that a query sees are not in one range; `triton` takes any mask"
+    return None if single else "it has a bias only where the keys that a query sees are in one range; `triton` has any"
+
+
+MOST_BITS = 2**35  # pairs of mixed tiles, of which there is a bit for each
+
+
+def too_many(problem: Problem) -> str | None:
+    """Why a mask is not taken: the bits of its mixed tiles would not fit, which are told only where it could be so."""
+    grid, pairs = problem.grid, problem.grid.queries * problem.grid.keys
+    for size in (*grid.batch, grid.heads):
+        pairs *= size
+    if pairs <= MOST_BITS or problem.mask is None:
+        return None
+    from clearhead.core.runs import runs
+
+    found = runs(problem.mask, grid, 128, 128)
+    if found.pairs - found.full_pairs <= MOST_BITS:
+        return None
+    return "the mask is mixed in too many tiles; `triton` takes any mask"
 
 
 def ranges_of(problem: Problem) -> Any:
@@ -149,12 +169,26 @@ def ranges_of(problem: Problem) -> Any:
 
 
 def no_span(problem: Problem) -> str | None:
-    """Why the gradients of a mask are not given: it is no band around the diagonal, the same for all batch rows."""
+    """Why a mask's gradients are not given: a band that differs by batch row, or by head where heads share keys."""
     if problem.mask is None:
         return None
     from clearhead.kernels.gpu.masks import as_span
 
     span = as_span(problem.mask, problem.grid)
-    if span is not None and all(isinstance(limit, int) for limit in span):
-        return None
-    return "the mask is no band of keys that is the same for all batch rows; `triton` takes any mask"
+    if span is not None and not all(isinstance(limit, int) for limit in span):
+        return "the mask is a band that is not the same for all batch rows; `triton` takes any mask"
+    if span is None and problem.group > 1 and by_head(problem):
+        return "the mask differs by head, and heads share keys; `triton` takes any mask"
+    return None if span is not None else too_many(problem)
+
+
+def by_head(problem: Problem) -> bool:
+    """True where a mask may differ by head."""
+    assert problem.mask is not None
+
+    def differs(node: Any) -> bool:
+        array = node.array()
+        heads = node.heads > 0 or (array is not None and array.ndim >= 3 and array.shape[-3] > 1)
+        return heads or any(map(differs, node.parts))
+
+    return differs(problem.mask.lower(problem.grid))

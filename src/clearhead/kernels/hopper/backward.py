@@ -13,9 +13,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from clearhead.kernels.gpu.bypass import descriptor_of
 from clearhead.kernels.gpu.launcher import Launcher, alike
-from clearhead.kernels.hopper.backward_kernel import by_keys, finish, lay_out
+from clearhead.kernels.hopper.backward_kernel import by_keys
 from clearhead.kernels.hopper.forward import described
+from clearhead.kernels.hopper.gradient_rows_kernel import finish, lay_out
 from clearhead.kernels.hopper.schedule import side_by_side
+from clearhead.kernels.hopper.tile_runs import TileRuns
 
 KEYS = 128  # of a program
 PIECE = 64  # rows and columns of a piece of dq
@@ -44,6 +46,7 @@ class BackwardForm:
     lower: bool  # query i sees no key before i + lower
     softcap: bool
     grouped: bool  # several query heads share a key head
+    tiles: bool = False  # each block of keys has a list of tiles of queries
 
 
 def gradients(
@@ -60,11 +63,14 @@ def gradients(
     softcap: float | None = None,
     keys: int | None = None,
     dlse: torch.Tensor | None = None,
+    runs: TileRuns | None = None,
+    blind: torch.Tensor | None = None,
     launch: Launcher | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk and dv of attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `accepts` lets through.
 
-    Query i sees no key after i + upper, none before i + lower, and none from `keys` on. `peak` and `total` are those
+    Query i sees no key after i + upper, none before i + lower, and none from `keys` on; or, with `runs`, what
+    is in their tiles, and nothing where `blind`. `peak` and `total` are those
     of the forward, for each row the largest score and Σ e^(score − peak); `dout` and `output` are shaped as q, and
     `dlse`, if given, is the gradient of each row's log-sum-exp. Queries that see nothing and keys that nobody sees may
     hold anything and have gradient 0. The order in which dq is added up is not fixed: its last bits may differ from run
@@ -77,6 +83,10 @@ def gradients(
     first, last = max(0, -high), min(length, keys - low)
     start, stop = max(0, first + low), min(keys, last + high)
     whole = (first, last, start, stop) == (0, length, 0, k.shape[2])
+    if runs is not None and runs.unseen is not None:  # they may hold anything, and are multiplied with zeros
+        k, v = k.masked_fill(runs.unseen, 0.0), v.masked_fill(runs.unseen, 0.0)
+    if blind is not None:
+        q, dout = q.masked_fill(blind, 0.0), dout.masked_fill(blind, 0.0)
     launch = launch or Launcher()
     new = launch.room if whole else launch.zeros
     dq, dk, dv = (new(a.shape, a.dtype, a.device) for a in (q, k, v))
@@ -95,9 +105,13 @@ def gradients(
     move = first - start
     blocks = -(-keys // KEYS)
     side = 1
-    if upper is not None or lower is not None:
+    table, tile_numbers, bits = (shifts, shifts, shifts) if runs is None else (runs.table, runs.tiles, runs.bits)
+    if runs is not None:
+        side = runs.each
+    elif upper is not None or lower is not None:
         side = side_by_side(blocks, batch * k.shape[1], q.device, waves=config.waves)
-    form = BackwardForm(head_dim, upper is not None, lower is not None, softcap is not None, heads != k.shape[1])
+    form = BackwardForm(head_dim, upper is not None, lower is not None, softcap is not None, heads != k.shape[1],
+                        runs is not None)  # fmt: skip
     launch(
         ("lay_out", alike(dout, output, peak, total, dlse)), lay_out, (padded // PIECE, heads, batch),
         dout, output, peak, total, peak if dlse is None else dlse, shifts, first, queries, length, padded,
@@ -108,7 +122,7 @@ def gradients(
         described(q, queries, config.columns), described(given, queries, config.columns),
         described(k, keys, KEYS // 2), described(v, keys, KEYS // 2),
         described(dk_seen, keys, KEYS // 2), described(dv_seen, keys, KEYS // 2), numbers(shifts, config.columns), dqs,
-        queries, keys, k.shape[1], batch * k.shape[1], side, heads // k.shape[1],
+        table, tile_numbers, bits, queries, keys, k.shape[1], batch * k.shape[1], side, heads // k.shape[1],
         high + move if upper is not None else 0, low + move if lower is not None else 0, tiles,
         scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e), form, config, num_warps=4,
     )  # fmt: skip

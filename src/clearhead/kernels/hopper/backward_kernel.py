@@ -59,13 +59,39 @@ def tiles_seen(first, queries, upper, lower, FORM: gl.constexpr, N: gl.constexpr
 @gluon.jit
 def place_of(step, walk, FORM: gl.constexpr):
     """The tile of a step, and which of the heads that share the keys it is from; past the last, any."""
-    begin, count = walk
+    begin, count, tiles = walk
+    number, member = number_of(step, count, FORM)
+    tile = begin + number
+    if FORM.value.tiles:
+        tile = gl.load(tiles + begin + gl.minimum(number, gl.maximum(count - 1, 0)))
+    return tile, member
+
+
+@gluon.jit
+def number_of(step, count, FORM: gl.constexpr):
+    """How many tiles of one head came before this step's, and which of the heads that share the keys it is from."""
     member = 0
-    tile = step
+    number = step
     if FORM.value.grouped:
-        member = step // count
-        tile = step - member * count
-    return begin + tile, member
+        member = step // gl.maximum(count, 1)
+        number = step - member * count
+    return number, member
+
+
+@gluon.jit
+def hidden_by_bits(p, words, number, N: gl.constexpr):
+    """Pairs of weights of a mixed tile, 0 where a query does not see a key (`tile_bits`)."""
+    flat: gl.constexpr = p.type.layout
+    split = gl.reshape(p, [ROWS, N // 8, 4])
+    layout: gl.constexpr = split.type.layout
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, gl.SliceLayout(1, layout)))
+    quad = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    eighth = gl.arange(0, N // 8, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :][:, :, None]
+    words += number * (ROWS * CONSUMERS * 4)
+    found = gl.load(words + row[:, None] * 4 + quad[None, :])[:, None, :] >> (2 * eighth)
+    split = gl.where((found & 1) != 0, split, split & -65536)
+    split = gl.where((found & 2) != 0, split, split & 65535)
+    return gl.convert_layout(gl.reshape(split, [ROWS, N // 2]), flat, assert_trivial=True)
 
 
 @gluon.jit
@@ -117,7 +143,7 @@ def turned_product(block, tile, CONFIG: gl.constexpr):
 @gluon.jit
 def weights(scores, pipeline, step, tile, bounds, scales, k, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """The weights of a tile, 0 where a query does not see a key; packed in pairs, see `softmax.packed`."""
-    keys, upper, lower, first, mine = bounds
+    keys, upper, lower, first, mine, count, several, words = bounds
     scale, softcap, factor = scales
     N: gl.constexpr = CONFIG.value.columns
     shift = numbers_of(pipeline, step, 0, CONFIG)
@@ -126,16 +152,23 @@ def weights(scores, pipeline, step, tile, bounds, scales, k, FORM: gl.constexpr,
     even, odd = gl.split(gl.reshape(gl.exp2(scores * factor - shift[None, :]), [ROWS, N // 2, 2]))
     name: gl.constexpr = "bf16x2" if k.dtype == gl.bfloat16 else "f16x2"
     p = gl.inline_asm_elementwise("cvt.rn." + name + ".f32 $0, $2, $1;", "=r,f,f", [even, odd], gl.int32, True, 1)
-    mixed = first + ROWS * CONSUMERS > keys
+    if FORM.value.tiles:
+        number, _ = number_of(step, count, FORM)
+        mixed = number < several
+    else:
+        mixed = first + ROWS * CONSUMERS > keys
     if FORM.value.upper:
         mixed = mixed | (tile * N + upper < first + ROWS * CONSUMERS - 1)
     if FORM.value.lower:
         mixed = mixed | (tile * N + N - 1 + lower > first)
     if mixed:  # a branch, also where it is never taken: the assembler would move the wait for dq up before it
-        key = (mine + gl.arange(0, ROWS, gl.SliceLayout(1, p.type.layout)))[:, None]
-        query = (tile * N + 2 * gl.arange(0, N // 2, gl.SliceLayout(0, p.type.layout)))[None, :]
-        p = gl.where(seen(query, key, keys, upper, lower, FORM), p, p & -65536)
-        p = gl.where(seen(query + 1, key, keys, upper, lower, FORM), p, p & 65535)
+        if FORM.value.tiles:
+            p = hidden_by_bits(p, words, number, N)
+        else:
+            key = (mine + gl.arange(0, ROWS, gl.SliceLayout(1, p.type.layout)))[:, None]
+            query = (tile * N + 2 * gl.arange(0, N // 2, gl.SliceLayout(0, p.type.layout)))[None, :]
+            p = gl.where(seen(query, key, keys, upper, lower, FORM), p, p & -65536)
+            p = gl.where(seen(query + 1, key, keys, upper, lower, FORM), p, p & 65535)
     return p
 
 
@@ -202,7 +235,10 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
     k_block, v_block, kv_full = blocks
     ds_tiles, ds_full, done = exchange
     mine = first + INDEX * ROWS
-    bounds = (bounds[0], bounds[1], bounds[2], first, mine)
+    words = bounds[6]
+    if FORM.value.tiles:
+        words += INDEX * ROWS * 4
+    bounds = (bounds[0], bounds[1], bounds[2], first, mine, bounds[4], bounds[5], words)
     k = k_block.index(INDEX).reshape([ROWS, HEAD_DIM])
     v = v_block.index(INDEX).reshape([ROWS, HEAD_DIM])
     type: gl.constexpr = k.dtype
@@ -273,21 +309,43 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["queries", "keys", "key_heads", "total", "side", "group", "upper", "lower", "tiles"])
-def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, queries, keys, key_heads, total, side,
-            group, upper, lower, tiles, scale, softcap, factor, FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
-    """dk and dv of one block of keys of one head, and what it adds to dq of all queries that see some of it."""
+@gluon.jit(
+    do_not_specialize=["queries", "keys", "key_heads", "total", "side", "group", "upper", "lower", "tiles"],
+    do_not_specialize_on_alignment=["table", "numbers", "bits"],
+)
+def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, table, numbers, bits,
+            queries, keys, key_heads, total, side, group, upper, lower, tiles, scale, softcap, factor,
+            FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
+    """dk and dv of one block of keys of one head, and what it adds to dq of all queries that see some of it.
+
+    With a list of tiles for each block (`tile_runs.py`), `side` is how many heads an entry of the table serves.
+    """
     N: gl.constexpr = CONFIG.value.columns
     HEAD_DIM: gl.constexpr = FORM.value.head_dim
     blocks = (keys + ROWS * CONSUMERS - 1) // (ROWS * CONSUMERS)
-    block, number = share(gl.program_id(0), blocks, total, side)  # the first keys of a causal head are seen by most
-    key_head, batch = number % key_heads, number // key_heads
-    first = block * (ROWS * CONSUMERS)
+    several = 0
+    words = bits
+    if FORM.value.tiles:
+        entry = table + 8 * (gl.program_id(0) // side)
+        rest = gl.program_id(0) % side
+        batch = gl.load(entry + 1)
+        key_head = gl.load(entry + 2)
+        batch = gl.where(batch >= 0, batch, gl.where(key_head >= 0, rest, rest // key_heads))
+        key_head = gl.where(key_head >= 0, key_head, rest % key_heads)
+        first = gl.load(entry)
+        begin = gl.load(entry + 3)
+        several = gl.load(entry + 4)
+        count = gl.load(entry + 5)
+        words = bits + gl.load(entry + 6).to(gl.int64) * (ROWS * CONSUMERS * 4)
+    else:
+        block, number = share(gl.program_id(0), blocks, total, side)  # the first keys of a causal head are seen by most
+        key_head, batch = number % key_heads, number // key_heads
+        first = block * (ROWS * CONSUMERS)
+        begin, end = tiles_seen(first, queries, upper, lower, FORM, N)
+        count = end - begin
     head = key_head * group
     heads = key_heads * group
-    begin, end = tiles_seen(first, queries, upper, lower, FORM, N)
-    count = end - begin
-    walk = (begin, count)
+    walk = (begin, count, numbers)
     steps = count * group
 
     k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, HEAD_DIM], k_rows.layout)
@@ -310,66 +368,11 @@ def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, qu
         async_load(k_rows, place, kv_full, k_block.index(index))
         async_load(v_rows, place, kv_full, v_block.index(index))
 
-    work = (dk_rows, dv_rows, dqs, (batch, head, heads, key_head, tiles), walk, steps, (keys, upper, lower, first),
+    work = (dk_rows, dv_rows, dqs, (batch, head, heads, key_head, tiles), walk, steps,
+            (keys, upper, lower, first, count, several, words),
             (scale, softcap, factor), (k_block, v_block, kv_full), pipeline, (ds_tiles, ds_full, done))  # fmt: skip
     load = (q_rows, dout_rows, shifts, batch, head, heads, tiles, steps, walk, pipeline)
     gl.warp_specialize(
         [(consume, (work, 0, FORM, CONFIG)), (consume, (work, 1, FORM, CONFIG)), (produce, (load, FORM, CONFIG))],
         [4, 1], [CONFIG.value.registers, PRODUCER_REGISTERS],
     )  # fmt: skip
-
-
-@gluon.jit(
-    do_not_specialize=["first", "queries", "length", "padded", "batch_step", "head_step", "row_step"],
-    do_not_specialize_on_alignment=["peaks", "totals", "shifts"],
-)
-def lay_out(dout, output, peaks, totals, dlses, shifts, first, queries, length, padded, batch_step, head_step, row_step,
-            HEAD_DIM: gl.constexpr, N: gl.constexpr, LSE: gl.constexpr):  # fmt: skip
-    """Shift and −delta of 64 queries, tile by tile; of those that are not there, or see nothing, +inf and 0."""
-    ACROSS: gl.constexpr = HEAD_DIM // 8
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])
-    head = gl.program_id(1)
-    batch = gl.program_id(2)
-    number = (batch * gl.num_programs(1) + head).to(gl.int64)
-    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
-    inside = row < queries
-    place = number * length + first + row
-    peak = gl.load(peaks + place, inside, float("-inf"))
-    total = gl.load(totals + place, inside, 1.0)
-    seen = (peak > float("-inf")) & (total > 0)
-    dout += batch.to(gl.int64) * batch_step + head.to(gl.int64) * head_step
-    at = (first + row).to(gl.int64)[:, None]
-    given = gl.load(dout + at * row_step + column[None, :], inside[:, None], 0.0).to(gl.float32)
-    result = gl.load(output + place[:, None] * HEAD_DIM + column[None, :], inside[:, None], 0.0).to(gl.float32)
-    delta = gl.sum(given * result, 1)
-    if LSE:
-        delta -= gl.load(dlses + place, inside, 0.0)
-    delta = gl.where(seen, delta, 0.0)
-    shift = gl.where(seen, peak * LOG2E + gl.log2(gl.where(seen, total, 1.0)), float("inf"))
-    entry = number * padded * 2 + row // N * (2 * N) + row % N
-    gl.store(shifts + entry, shift)
-    gl.store(shifts + entry + N, -delta)
-
-
-@gluon.jit(do_not_specialize=["first", "queries", "length", "padded"])
-def finish(dqs, dq_at, first, queries, length, padded, scale, HEAD_DIM: gl.constexpr):
-    """One piece of dq, times scale, to its place among the rows of dq."""
-    block = gl.program_id(0)
-    part = gl.program_id(1)
-    number = gl.program_id(2).to(gl.int64)
-    held: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32, 1], [1, gl.num_warps(), 1], [2, 1, 0])
-    rows: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
-    group = gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, held)))
-    thread = gl.arange(0, 128, gl.SliceLayout(0, gl.SliceLayout(2, held)))
-    entry = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, held)))
-    base = dqs + number * padded * HEAD_DIM + (block * (HEAD_DIM // ROWS) + part) * (ROWS * ROWS)
-    at = group[:, None, None] * 512 + thread[None, :, None] * 4 + entry[None, None, :]
-    x = gl.load(base + at) * scale
-    # (8 groups of columns, warp, row, pair of columns, row + 8 or not, column) as rows and columns
-    x = gl.permute(gl.reshape(x, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
-    x = gl.convert_layout(gl.reshape(x, [ROWS, ROWS]), rows)
-    row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, rows))
-    column = part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, rows))
-    place = (number * length + first + row)[:, None] * HEAD_DIM + column[None, :]
-    gl.store(dq_at + place, x.to(dq_at.dtype.element_ty), (row < queries)[:, None])

@@ -16,6 +16,7 @@ from clearhead.kernels.gpu.call import processors
 from clearhead.kernels.gpu.launcher import Launcher
 from clearhead.kernels.hopper.forward_kernel import attend
 from clearhead.kernels.hopper.schedule import KeyRanges, preferred, side_by_side
+from clearhead.kernels.hopper.tile_runs import TileRuns
 
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
@@ -36,6 +37,7 @@ class ForwardForm:
     offsets: bool = False  # each batch row has its own position of query 0
     unrounded: bool = False  # the output is given in float32 too
     marked: bool = False  # rows are marked in which it is not finite
+    tiles: bool = False  # each block has a list of tiles
 
 
 class AlibiSlopes(NamedTuple):
@@ -69,6 +71,7 @@ def forward(
     top: int = 0,
     alibi: AlibiSlopes | None = None,
     ranges: KeyRanges | None = None,
+    runs: TileRuns | None = None,
     launch: Launcher | None = None,
     unrounded: bool = False,
     marked: bool = False,
@@ -76,7 +79,8 @@ def forward(
     """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `accepts.refusal` lets through.
 
     Query i sees no key after i + causal_offset, and none before i + causal_offset − window. A row that sees nothing has
-    output 0, peak −inf and total 0. With `ranges` it sees those keys instead. Calls with one `launch` are of one kind.
+    output 0, peak −inf and total 0. With `ranges` it sees those keys instead, and with `runs` what
+    is in their tiles. Calls with one `launch` are of one kind.
     """
     batch, heads, queries, head_dim = q.shape
     upper = causal_offset or 0
@@ -102,8 +106,8 @@ def forward(
     whole = launch.room(output.shape, torch.float32, q.device) if unrounded else None
     odd = launch.room(output.shape[:3], torch.int32, q.device) if marked else None
     peak, total, weighted, level = new(), new(), new() if entropy else None, new() if top else None
-    if ranges is not None:
-        config = ranges.config
+    if ranges is not None or runs is not None:
+        config = (ranges or runs).config  # type: ignore[union-attr]  # one of them is there
     else:
         seen = keys if causal_offset is None else (max(upper, 0) + min(queries + upper, keys)) // 2
         config = preferred(head_dim, seen if window is None else min(window, seen))
@@ -112,6 +116,7 @@ def forward(
         softcap=softcap is not None, entropy=entropy, top=top, groups=16 if top <= 8 else 32,
         ranges=ranges is not None, alibi=alibi is not None,
         offsets=alibi is not None and isinstance(alibi.offset, torch.Tensor), unrounded=unrounded, marked=marked,
+        tiles=runs is not None,
     )  # fmt: skip
     blocks = -(-queries // (config.rows * config.consumers))
     jobs = blocks * heads * batch
@@ -119,6 +124,9 @@ def forward(
     if causal_offset is not None and window is None:
         side = side_by_side(blocks, heads * batch, q.device, persistent=config.persistent)
     edges, table, several = (peak, peak, 0) if ranges is None else (ranges.edges, ranges.table, len(ranges.edges) > 1)
+    numbers, bits = peak, peak
+    if runs is not None:
+        table, several, numbers, bits = runs.table, runs.each, runs.tiles, runs.bits
     slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
     launch(
         ("attend", entropy, top, unrounded, marked), attend,
@@ -129,7 +137,7 @@ def forward(
         described(output, queries, config.rows),
         peak, total, total if weighted is None else weighted, peak if level is None else level,
         peak if whole is None else whole, peak if odd is None else odd,
-        edges, table, slopes, offset, queries, keys, heads, heads // k.shape[1],
+        edges, table, numbers, bits, slopes, offset, queries, keys, heads, heads // k.shape[1],
         jobs, side, upper, upper - (window or 0), int(several),
         scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
         form, config, num_warps=config.rows // 16,

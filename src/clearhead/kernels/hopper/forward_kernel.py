@@ -33,6 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from clearhead.kernels.hopper.jobs import Bounds, Extent, block_of, seen_by
 from clearhead.kernels.hopper.pipeline import (
     Pipeline,
     async_load,
@@ -45,7 +46,6 @@ from clearhead.kernels.hopper.pipeline import (
     new_pipeline,
     release_tile,
     rounds_of,
-    share,
     take_turn,
     tile_of,
 )
@@ -61,27 +61,6 @@ from clearhead.kernels.hopper.softmax import (
 )
 
 PRODUCER_REGISTERS = gl.constexpr(24)
-
-
-class Extent(NamedTuple):
-    """How much there is: `group` query heads share a key head, `side` heads are worked on at a time."""
-
-    queries: Any
-    keys: Any
-    heads: Any
-    group: Any
-    jobs: Any
-    side: Any
-
-
-class Bounds(NamedTuple):
-    """The keys that queries see: by their place, or by tables of key ranges, of `several` batch rows or one for all."""
-
-    upper: Any
-    lower: Any
-    edges: Any
-    table: Any
-    several: Any
 
 
 class Slopes(NamedTuple):
@@ -103,50 +82,6 @@ class Outputs(NamedTuple):
 
 
 @gluon.jit
-def block_of(job, extent, bounds, FORM: gl.constexpr, CONFIG: gl.constexpr):
-    """A job: its first query, head and batch row; and its tiles (base, low, high, end).
-
-    Tile t holds keys base + t · columns and on. Those below `end` hold what some query of the block sees, and of those
-    in [low, high) every query sees all. A block that sees nothing still has one tile, all of it masked.
-    """
-    queries, keys, heads, _, jobs, side = extent
-    upper, lower, _, table, several = bounds
-    ROWS: gl.constexpr = CONFIG.value.rows * CONFIG.value.consumers
-    N: gl.constexpr = CONFIG.value.columns
-    blocks = (queries + ROWS - 1) // ROWS
-    if FORM.value.ranges:
-        batches = jobs // (heads * blocks)
-        each = gl.where(several != 0, heads, heads * batches)
-        entry = table + 8 * (job // each)
-        head = job % heads
-        batch = gl.where(several != 0, gl.load(entry + 1), job % each // heads)
-        first = gl.load(entry)
-        base = gl.load(entry + 2)
-        low = gl.load(entry + 3)
-        high = gl.load(entry + 4)
-        end = gl.load(entry + 5)
-    else:
-        block, number = share(job, blocks, jobs // blocks, side)
-        first = (blocks - 1 - block) * ROWS  # the last queries of a causal head see the most keys: they go first
-        head = number % heads
-        batch = number // heads
-        base = 0
-        low = 0
-        whole = keys  # all queries see the keys before it
-        stop = keys
-        if FORM.value.upper:
-            whole = gl.minimum(keys, first + upper + 1)
-            stop = gl.minimum(keys, first + ROWS + upper)
-        if FORM.value.lower:
-            base = gl.minimum(gl.maximum(first + lower, 0), keys - 1)
-            low = (gl.maximum(first + ROWS - 1 + lower, 0) - base + N - 1) // N
-        end = gl.maximum((stop - base + N - 1) // N, 1)
-        low = gl.minimum(low, end - 1)
-        high = gl.maximum(gl.minimum((whole - base) // N, end - 1), low)
-    return first, head, batch, (base, low, high, end)
-
-
-@gluon.jit
 def produce(load, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """Copy each block's queries and its tiles, last to first, each as soon as its slot is free."""
     q_rows, k_rows, v_rows, extent, bounds, q_pipeline, k_pipeline, v_pipeline = load
@@ -155,10 +90,16 @@ def produce(load, FORM: gl.constexpr, CONFIG: gl.constexpr):
     done = 0
     for round in range(rounds_of(extent.jobs)):
         first, head, batch, tiles = block_of(job_of(round), extent, bounds, FORM, CONFIG)
-        base, _, _, end = tiles
+        base, _, _, end, _ = tiles
         place = (batch, head // extent.group)
+        following = base
+        if FORM.value.tiles:
+            following = gl.load(bounds.tiles + base)
         for step in range(done, done + end):
             key = base + (done + end - 1 - step) * CONFIG.value.columns
+            if FORM.value.tiles:  # read one step ahead: nobody waits for it
+                key = following * CONFIG.value.columns
+                following = gl.load(bounds.tiles + base + gl.minimum(step + 1 - done, end - 1))
             slot = step % CONFIG.value.stages
             phase = ((step // CONFIG.value.stages) & 1) ^ 1
             mbarrier.wait(k_pipeline.empty.index(slot), phase)
@@ -222,22 +163,6 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
 
 
 @gluon.jit
-def seen_by(row, batch, base, extent, bounds, FORM: gl.constexpr):
-    """The first key that each query sees, and the one after the last, counted from `base`."""
-    upper, lower, edges, _, several = bounds
-    queries = extent.queries
-    start = row + lower
-    stop = gl.full(row.shape, 0, gl.int32, row.type.layout) + extent.keys
-    if FORM.value.ranges:
-        place = 2 * ((batch * several).to(gl.int64) * queries + gl.minimum(row, queries - 1))
-        start = gl.load(edges + place)
-        stop = gl.load(edges + place + 1)
-    elif FORM.value.upper:
-        stop = gl.minimum(stop, row + upper + 1)
-    return start - base, stop - base
-
-
-@gluon.jit
 def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """Attention of one consumer's queries of a block, from the first product to what is stored."""
     o_rows, outputs, extent, bounds, scales, alibi, q_pipeline, o_block, pipelines, turns = work
@@ -247,11 +172,16 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CON
     queries, heads = extent.queries, extent.heads
     k_pipeline, v_pipeline = pipelines
     first, head, batch, tiles = block_of(job_of(round), extent, bounds, FORM, CONFIG)
-    base, low, high, end = tiles
+    base, low, high, end, bit = tiles
     first += INDEX * ROWS
     row = first + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
-    start, stop = seen_by(row, batch, base, extent, bounds, FORM)
     position = row
+    if FORM.value.tiles:
+        EACH: gl.constexpr = ROWS * CONFIG.value.consumers * 4
+        start = bounds.bits + bit.to(gl.int64) * EACH + INDEX * ROWS * 4
+        stop = end
+    else:
+        start, stop = seen_by(row, batch, base, extent, bounds, FORM)
     slope = 0.0
     if FORM.value.alibi:
         offset = alibi.offset
@@ -344,11 +274,13 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CON
         "odd",
         "edges",
         "table",
+        "tiles",
+        "bits",
         "slopes",
     ],
 )
-def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, unrounded, odd, edges, table, slopes,
-           offset, queries, keys, heads, group, jobs, side, upper, lower, several, scale, softcap, factor,
+def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, unrounded, odd, edges, table, tiles,
+           bits, slopes, offset, queries, keys, heads, group, jobs, side, upper, lower, several, scale, softcap, factor,
            FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """Attention of blocks of queries, one head each."""
     ROWS: gl.constexpr = CONFIG.value.rows
@@ -369,7 +301,7 @@ def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, unr
     fence_async_shared()
 
     extent = Extent(queries, keys, heads, group, jobs, side)
-    bounds = Bounds(upper, lower, edges, table, several)
+    bounds = Bounds(upper, lower, edges, table, several, tiles, bits)
     q_pipeline = Pipeline(q_block, q_full, q_empty)
     outputs = Outputs(peaks, totals, weighteds, levels, unrounded, odd)
     work = (o_rows, outputs, extent, bounds, Scales(scale, softcap, factor, 0.0), Slopes(slopes, offset),

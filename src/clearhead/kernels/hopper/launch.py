@@ -18,7 +18,7 @@ from clearhead.kernels.gpu.masks import FAR
 from clearhead.kernels.gpu.repair import finished, repaired
 from clearhead.kernels.gpu.run import Looked, narrowed
 from clearhead.kernels.gpu.second_look import look_again
-from clearhead.kernels.hopper import backward, forward, schedule, second_look
+from clearhead.kernels.hopper import backward, forward, schedule, second_look, tile_runs
 from clearhead.kernels.hopper.accepts import ranges_of
 
 MOST = 2**28  # numbers of a map that is not yet pooled, at most
@@ -28,13 +28,14 @@ MOST_TOP = 16
 class Seen(NamedTuple):
     """Query i sees no key after i + causal_offset, none before i + causal_offset − window, none from `keys` on.
 
-    Or, where that does not say it, the keys in `ranges`.
+    Or, where that does not say it, the keys in `ranges`, one for each query, or those in the tiles of `runs`.
     """
 
     keys: int
     causal_offset: int | None
     window: int | None
     ranges: Any = None
+    runs: Any = None
 
 
 def run(problem: Problem) -> Ran:
@@ -53,7 +54,9 @@ def forward_and_look(call: Call) -> Looked:
     """Attention, by the kernel for it; then rows that are not finite, and what is wanted of the weights."""
     problem, want = call.problem, call.problem.want
     seen = call.once("seen", lambda: seen_by(call))
-    plain = seen.ranges is None and problem.bias is None  # which the second look of these kernels takes
+    plain = (
+        seen.ranges is None and seen.runs is None and problem.bias is None
+    )  # which the second look of these kernels takes
     done = attended(call, seen, few_top(want) if plain else 0)
     lse, largest, entropy = finished(call, done.peak, done.total, done.weighted)
     rows = (done.output, lse, done.peak, done.total, largest, entropy, done.unrounded)
@@ -78,9 +81,16 @@ def seen_by(call: Call) -> Seen:
         head_dim = call.q.shape[-1]
         name = ("ranges", head_dim)
         if name not in call.mask.lists:
-            starts, stops = ranges_of(call.problem)
-            call.mask.lists[name] = schedule.key_ranges_of(starts, stops, keys, head_dim, call.device)
-        return Seen(keys, None, None, call.mask.lists[name])
+            found = ranges_of(call.problem)
+            if found is None:
+                call.mask.lists[name] = tile_runs.forward_runs(call.mask, call.grid, head_dim, call.rows)
+            else:
+                starts, stops = found
+                call.mask.lists[name] = schedule.key_ranges_of(starts, stops, keys, head_dim, call.device)
+        laid = call.mask.lists[name]
+        if isinstance(laid, tile_runs.TileRuns):
+            return Seen(keys, None, None, runs=laid)
+        return Seen(keys, None, None, laid)
     upper = None if span.high >= FAR else span.high
     return Seen(span.limit, upper, None if upper is None or span.low <= -FAR else upper - span.low)
 
@@ -94,9 +104,10 @@ def attended(call: Call, seen: Seen, top: int) -> forward.Done:
     return forward.forward(
         call.q, k, v, problem.scale,
         causal_offset=seen.causal_offset, window=seen.window, softcap=problem.softcap,
-        entropy=problem.want is not None, top=top, alibi=alibi, ranges=seen.ranges, launch=call.launch,
+        entropy=problem.want is not None, top=top, alibi=alibi, ranges=seen.ranges, runs=seen.runs,
+        launch=call.launch,
         unrounded=problem.keeps_unrounded,
-        marked=problem.mask is not None and call.form.program is None,
+        marked=problem.mask is not None and (call.form.program is None or seen.runs is not None),
     )  # fmt: skip
 
 
@@ -132,14 +143,28 @@ def looked(call: Call, want: Want, seen: Seen, done: forward.Done) -> dict[str, 
     return named
 
 
+def turned_runs(call: Call) -> tuple[tile_runs.TileRuns, torch.Tensor | None]:
+    """For each block of keys the tiles of queries; and the queries that see nothing."""
+    head_dim = call.q.shape[-1]
+    name = ("turned", head_dim)
+    if name not in call.mask.lists:
+        columns, rows = backward.CONFIGS[head_dim].columns, call.q.shape[0] * call.k.shape[1]
+        turned = tile_runs.backward_runs(call.mask, call.grid, backward.KEYS, columns, rows)
+        call.mask.lists[name] = (turned, tile_runs.forward_runs(call.mask, call.grid, head_dim, call.rows).unseen)
+    found: tuple[tile_runs.TileRuns, torch.Tensor | None] = call.mask.lists[name]
+    return found
+
+
 def one_pass(call: Call, dout: Any, output: Any, peak: Any, total: Any, dlse: Any) -> tuple[Any, Any, Any, None]:
     """dq, dk and dv; and no gradient of sinks, which these kernels do not have."""
-    problem, span = call.problem, call.mask.span
+    problem, span, runs, blind = call.problem, call.mask.span, None, None
+    if call.form.program is not None:
+        runs, blind = call.once("turned", lambda: turned_runs(call))
     if output.shape[-1] != call.v.shape[-1]:  # values were given zeros as features, and so is what came of them
         output = torch.nn.functional.pad(output, (0, call.v.shape[-1] - output.shape[-1]))
     dq, dk, dv = backward.gradients(
         call.q, call.k, call.v, dout, output, peak, total, problem.scale,
         None if span.high >= FAR else span.high, None if span.low <= -FAR else span.low, problem.softcap, span.limit,
-        dlse=dlse, launch=call.launch,
+        dlse=dlse, runs=runs, blind=blind, launch=call.launch,
     )  # fmt: skip
     return dq, dk, dv, None

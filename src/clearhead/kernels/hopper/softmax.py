@@ -53,7 +53,10 @@ def soften(scores, tile, rows, scales, sees, MASKED: gl.constexpr, FORM: gl.cons
     scale, softcap, factor, slope = scales
     if FORM.value.softcap:
         scores = capped(scores, scale, softcap)
-    if MASKED or FORM.value.alibi:
+    if FORM.value.tiles:
+        if MASKED:
+            scores = masked_by_bits(scores, tile, sees, CONFIG)
+    elif MASKED or FORM.value.alibi:
         scores = biased_and_masked(scores, tile * CONFIG.value.columns, slope, sees, MASKED, FORM)
     if FORM.value.top:
         best = gl.maximum(best, largest_by_group(scores, FORM))
@@ -103,6 +106,26 @@ def biased_and_masked(scores, first, slope, sees, MASKED: gl.constexpr, FORM: gl
             ahead = gl.convert_layout(start - first, by_row, assert_trivial=True)[:, None, None] - eighth
             seen = seen & (eight >= ahead)
         split = gl.where(seen, split, float("-inf"))
+    return gl.convert_layout(gl.reshape(split, [rows, columns]), flat, assert_trivial=True)
+
+
+@gluon.jit
+def masked_by_bits(scores, tile, sees, CONFIG: gl.constexpr):
+    """−inf for the pairs of a mixed tile that are not allowed, by bits that lie as scores do (`tile_bits`)."""
+    words, end, _ = sees
+    flat: gl.constexpr = scores.type.layout
+    rows: gl.constexpr = scores.shape[0]
+    columns: gl.constexpr = scores.shape[1]
+    split = gl.reshape(scores, [rows, columns // 8, 4, 2])
+    layout: gl.constexpr = split.type.layout
+    words += (end - 1 - tile) * (CONFIG.value.rows * CONFIG.value.consumers * 4)
+    row = gl.arange(0, rows, gl.SliceLayout(1, gl.SliceLayout(1, gl.SliceLayout(3, layout))))
+    quad = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, layout))))
+    found = gl.load(words + row[:, None] * 4 + quad[None, :])[:, None, :][:, :, :, None]
+    eighth = gl.arange(0, columns // 8, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, layout))))
+    one = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(0, gl.SliceLayout(0, layout))))
+    place = 2 * eighth[None, :][:, :, None][:, :, :, None] + one[None, :][None, :, :][None, :, :, :]
+    split = gl.where(((found >> place) & 1) != 0, split, float("-inf"))
     return gl.convert_layout(gl.reshape(split, [rows, columns]), flat, assert_trivial=True)
 
 

@@ -1,0 +1,106 @@
+"""Any mask for Hopper's kernels: for each block the tiles that are left, the mixed ones with their pairs as bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from clearhead.core.grid import Grid
+from clearhead.kernels.gpu.device import Lists
+from clearhead.kernels.gpu.masks import Prepared, tiles, upload
+from clearhead.kernels.gpu.tile_lists_kernel import tile_bits
+from clearhead.kernels.hopper.schedule import CONFIGS, FEW, SHORT, TileConfig
+
+NOTHING, EVERYTHING = 0, 1  # the first two of the tiles that bits tell of
+UNEVEN = 3  # times the mean, from which on a block is long: programs with many blocks each would have unequal shares
+
+
+class TileRuns(NamedTuple):
+    """The tiles that each block looks at, blocks with the most first."""
+
+    # (rows, 8): first position of the block; batch row and head, or −1 for all; where its tiles begin, how many are
+    # mixed, how many there are, and where the bits of the mixed ones begin
+    table: torch.Tensor
+    tiles: torch.Tensor
+    bits: torch.Tensor  # (2 + mixed tiles, positions of a block, 4), see `tile_bits`
+    each: int  # heads of all batch rows for which one row of the table serves
+    unseen: torch.Tensor | None  # (1 or B, 1 or heads, positions, 1): seen by nobody, or seeing nothing; None: none are
+    config: Any = None
+
+
+def forward_runs(prepared: Prepared, grid: Grid, head_dim: int, heads: int) -> TileRuns:
+    """For blocks of queries, tiles of keys; `heads` of all batch rows."""
+    config = SHORT[head_dim]
+    lists, counts = listed(prepared, grid, config.rows * config.consumers, config.columns)
+    some = counts[:, 1:].sum(-1)
+    if some.mean() * config.columns > FEW:
+        config = CONFIGS[head_dim]
+        lists, counts = listed(prepared, grid, config.rows * config.consumers, config.columns)
+        some = counts[:, 1:].sum(-1)
+    if config.persistent and some.max(initial=0) > UNEVEN * some.mean():
+        config = replace(config, persistent=False)
+    # the first tile of a block is always masked
+    return laid_out(prepared, grid, lists, counts, config.rows * config.consumers, config.columns, heads, masked=1,
+                    config=config)  # fmt: skip
+
+
+def backward_runs(prepared: Prepared, grid: Grid, keys: int, queries: int, heads: int) -> TileRuns:
+    """For blocks of `keys`, tiles of `queries`; `heads` of keys of all batch rows."""
+    lists, counts = listed(prepared, grid, queries, keys, turned=True)
+    return laid_out(prepared, grid, lists, counts, keys, queries, heads, masked=0)
+
+
+def listed(
+    prepared: Prepared, grid: Grid, rows: int, columns: int, *, turned: bool = False
+) -> tuple[Lists, np.ndarray]:
+    """The tiles on the device, and on the host where those of each block begin, how many are mixed, how many full."""
+    lists = tiles(prepared, grid, rows, columns, turned=turned)
+    return lists, lists.counts.reshape(-1, 3).cpu().numpy()
+
+
+def laid_out(
+    prepared: Prepared, grid: Grid, lists: Lists, counts: np.ndarray, down: int, across: int, heads: int, *,
+    masked: int, config: TileConfig | None = None,
+) -> TileRuns:  # fmt: skip
+    """The table, the tiles and the bits; at least `masked` tiles of a block are taken as mixed ones."""
+    start, mixed, full = counts.T.astype(np.int64)
+    on, row = lists.tiles.device, np.arange(len(counts))
+    # the bits of all mixed tiles, in the order of blocks
+    first = 2 + np.cumsum(mixed) - mixed
+    which = np.repeat(row, mixed)
+    place = start[which] + np.arange(which.size) + 2 - first[which]
+    flat = lists.tiles.reshape(-1)
+    entries = torch.stack([upload(which, on), flat[upload(place, on)].long()], -1).to(torch.int32)
+    bits = torch.empty((2 + which.size, down, 4), dtype=torch.int32, device=on)
+    bits[NOTHING], bits[EVERYTHING] = 0, -1
+    turned = masked == 0
+    if which.size:
+        tile_bits[(which.size, down // 64)](
+            bits, entries, prepared.arrays, grid.queries, grid.keys, lists.down, lists.mask_heads,
+            PROGRAM=prepared.program, TURNED=turned, BM=down, BN=across, num_warps=4,
+        )  # fmt: skip
+    count = mixed + full
+    if masked:
+        first = np.where(mixed > 0, first, np.where(count > 0, EVERYTHING, NOTHING))
+        mixed, count = np.maximum(mixed, 1), np.maximum(count, 1)
+    block, number = row % lists.down, row // lists.down
+    batch = number // lists.mask_heads if lists.by_batch else np.full(len(row), -1)
+    head = number % lists.mask_heads if lists.by_head else np.full(len(row), -1)
+    start = np.where(counts[:, 1:].sum(-1) > 0, start, flat.numel())  # one tile that nobody looks at
+    table = np.stack([block * down, batch, head, start, mixed, count, first, np.zeros_like(first)], -1)
+    table = table[np.argsort(-count, kind="stable")].astype(np.int32)
+    numbers = torch.cat([flat, flat.new_zeros(1)])
+    unseen = left_out(bits, which, full, lists, grid.keys if turned else grid.queries)
+    return TileRuns(upload(table, on), numbers, bits, heads // max(1, len(row) // lists.down), unseen, config)
+
+
+def left_out(bits: torch.Tensor, which: np.ndarray, full: np.ndarray, lists: Lists, length: int) -> torch.Tensor | None:
+    """Positions of blocks that have no pair: they may hold anything, and nothing must come of it."""
+    found = (bits[2:] != 0).any(-1).to(torch.int32)
+    counts = found.new_zeros((full.size, bits.shape[1])).index_add_(0, upload(which, bits.device), found)
+    none = (counts == 0) & (upload(full, bits.device) == 0)[:, None]
+    none = none.reshape(-1, lists.mask_heads, lists.down * bits.shape[1])[..., :length, None]
+    return none if bool(none.any()) else None
