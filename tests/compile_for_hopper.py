@@ -37,7 +37,7 @@ CASES: dict[str, tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
     "runs of tiles 32": (
         32,
         None,
-        {"mask": (ch.window(60, 5) | ch.global_tokens([0])) & ch.blocks(torch.rand(2, 10, 13) < 0.7, 32)},
+        {"mask": (ch.window(60, 5) | ch.global_tokens([0])) & ch.blocks(torch.rand(2, 1, 13) < 0.7, 32)},
     ),
 }
 HOPPER: dict[str, tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
