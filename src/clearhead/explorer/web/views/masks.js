@@ -24,7 +24,7 @@ function leaves(keys) {
     ["prefix", `prefix(${Math.min(2, keys)})`, "every query sees the first keys"],
     ["first tokens", `first_tokens(${Math.min(2, keys)})`, "the first keys stay in sight, as sinks, of whoever comes after them"],
     ["dilated", "dilated(2)", "every other key before the query"],
-    ["strided", `strided(${Math.max(2, Math.floor(Math.sqrt(keys)))})`, "the last few keys, and each as many before them"],
+    ["strided", `strided(${Math.max(2, Math.floor(keys / 5))})`, "the last few keys, and each as many before them"],
     keys <= 64 ? ["blocks", `blocks([[1, 0], [1, 1]], ${half})`, "whole blocks of queries see whole blocks of keys"] : null,
   ].filter(Boolean);
 }
