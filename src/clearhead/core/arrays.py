@@ -11,7 +11,7 @@ import array_api_compat
 import numpy as np
 
 from clearhead.core.errors import ArgumentError, first_line
-from clearhead.core.trees import introduce
+from clearhead.core.trees import compiling, introduce
 
 # An array of any library that speaks the array API; the standard has no type for it.
 Array: TypeAlias = Any
@@ -64,17 +64,13 @@ def dtype_name(array: Array) -> str:
     'float32'
     """
     dtype = array.dtype
-    if not isinstance(dtype, np.dtype):
-        return str(dtype).rsplit(".", 1)[-1]
-    name = _NAMES.get(dtype)
-    if name is None:
-        name = _NAMES[dtype] = str(dtype)
-    return name
+    return _spelt(dtype) if isinstance(dtype, np.dtype) else str(dtype).rsplit(".", 1)[-1]
 
 
-# spelling a dtype takes NumPy longer than a small attention does; others stay out, which PyTorch's compiler has no
-# guard for
-_NAMES: dict[Any, str] = {}
+@cache
+def _spelt(dtype: Any) -> str:
+    """Spelling a dtype takes NumPy longer than a small attention does; others need no table."""
+    return str(dtype)
 
 
 def is_array(value: object) -> bool:
@@ -94,7 +90,7 @@ def is_traced(value: object) -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return is_abstract(value)
-    jax = sys.modules.get("jax")
+    jax = None if compiling() else sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
@@ -298,7 +294,7 @@ def require_array(argument: str, value: object) -> None:
 
 def refuse_masked(argument: str, value: object) -> None:
     """Refuse NumPy's masked arrays: the numbers that they hide would be read."""
-    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)  # as above
+    masked = None if compiling() else getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)  # as above
     if masked is not None and isinstance(value, masked):
         raise ArgumentError(
             argument, "is a masked array, expected a plain one: give its numbers, .data, and mask= what it hides"

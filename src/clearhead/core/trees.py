@@ -34,16 +34,25 @@ def tree(kind: Kind) -> Kind:
     return kind
 
 
+def compiling() -> bool:
+    """True for code that PyTorch's compiler is reading.
+
+    It holds a graph to all that it has read, also to what was not there: a table that grows while the graph is made,
+    as `sys.modules` does when the compiler imports something, makes it refuse its own work. What may grow is therefore
+    asked after this.
+    """
+    torch = sys.modules.get("torch")
+    # another thread may still be importing it
+    return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
+
+
 def introduce() -> None:
     """Tell JAX of the classes that it does not know yet, if it is here."""
-    if "jax" in sys.modules and _waiting:
+    if not compiling() and _waiting and "jax" in sys.modules:
         _introduce()
 
 
 def _introduce() -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():  # PyTorch's compiler would follow what JAX does
-        return
     trees = getattr(sys.modules["jax"], "tree_util", None)
     if trees is None:  # which is being imported
         return

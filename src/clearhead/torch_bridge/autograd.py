@@ -227,7 +227,7 @@ def gradients_of(
     # PyTorch may hand on a gradient with its sign bit set, or zeros without memory
     dlse = None if dlse is None else admit("dlse", dlse)
     found = kernel.gradients(problem, admit("dout", dout), output, peak, total, dlse)
-    dsinks = found.dsinks
+    dsinks = found.dsinks if is_torch(problem.sinks) else None  # NumPy's want none
     if dsinks is not None and problem.sinks is not None:
         dsinks = dsinks.to(problem.sinks.dtype)
     return found.dq, found.dk, found.dv, dsinks
