@@ -138,7 +138,7 @@ def interpret(drawn: Drawn, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(call, "_families", type(call._families)())
     if drawn.tile is not None:
         patch.setattr(tuning, "FEW", 0)
-        kernels = ("forward", "listed", "by_key", "top", "keys", "queries")
+        kernels = ("forward", "listed", "by_key", "more_by_key", "top", "keys", "queries")
         patch.setattr(tuning, "FIXED", dict.fromkeys(kernels, tuning.Blocks(*drawn.tile)))
     else:
         patch.setattr(launch, "TILES", 1)

@@ -30,6 +30,7 @@ from clearhead.core.positions import as_bias
 
 HALF = ("float16", "bfloat16")
 TOP, MAP, QUERIES, LAST = 5, (4, 7), (-1, 0, 2), 6
+ALONE = 2.0**-12  # of a query's weights: where less is left, its whole output is lost with the key
 
 
 class Expected(NamedTuple):
@@ -90,6 +91,8 @@ def expected(name: str) -> dict[str, Expected]:
         dtype = rounded if comes_back_rounded else np.dtype(own)
         size = float(exact[f"|{what}|"].max(initial=0.0)) if f"|{what}|" in exact else None
         eps, sum_eps = (float(ml_dtypes.finfo(kind).eps) for kind in (dtype, own))
+        if what.startswith("removal"):  # a difference from outputs, which a kernel may sum from rounded weights
+            sum_eps = float(ml_dtypes.finfo(rounded).eps)
         found[what] = Expected(value, plain[what].astype(dtype), eps, size, sum_eps)
     return found
 
@@ -119,6 +122,10 @@ def answers(case: Case, dtype: type, by: Callable[..., dict[str, np.ndarray]]) -
         **{name: np.broadcast_to(given[name], (*lead, grid.queries)) for name in ("lse", "max_score", "entropy")},
         **observations(np.broadcast_to(given["weights"], grid.shape)),
     }
+    if "keep" not in call:
+        found |= removals(
+            found["weights"], np.broadcast_to(v[..., heads, :, :], (*lead, *v.shape[-2:])), found["output"]
+        )
     if flat:
         found = {what: value[0] for what, value in found.items()}
     shapes = [a.shape for a in case.build()[0]]
@@ -186,10 +193,53 @@ def observations(weights: np.ndarray) -> dict[str, np.ndarray]:
         "weights": weights,
         "received": weights.sum(-2),
         "received_last": weights[..., max(queries - LAST, 0) :, :].sum(-2),
+        "received_weighted": (weights * emphasis(weights.shape[:-1])[..., None]).sum(-2),
+        "received_max": weights.max(-2, initial=0.0),
+        "received_max_last": weights[..., max(queries - LAST, 0) :, :].max(-2, initial=0.0),
         "map_mean": mean,
         "map_max": most,
         "top": top,
         "queries": weights[..., [i % queries for i in queries_of(queries)], :],
+    }
+
+
+def emphasis(shape: tuple[int, ...]) -> np.ndarray:
+    """How much each query counts, where that is said, in few digits: some less than nothing, all something."""
+    return ((np.arange(int(np.prod(shape))) % 23 - 5) / 8 + 1 / 16).reshape(shape)
+
+
+def removals(weights: np.ndarray, v: np.ndarray, output: np.ndarray) -> dict[str, np.ndarray]:
+    """‖o − o without the key‖² summed over queries, pair by pair; and the size of what rounding errors grow by.
+
+    With r = w / (1 − w), a rounding of w is one of r that is 1 / (1 − w) times as large, and one of v or o is one of
+    r · ‖v − o‖ that is r · (‖v‖ + ‖o‖) times as large.
+    """
+    *lead, queries, _ = weights.shape
+    change, size = np.zeros((2, *weights.shape), weights.dtype)
+    for at in np.ndindex(*lead):
+        for i in range(queries):
+            seen = np.flatnonzero(weights[at][i])
+            if not seen.size:
+                continue
+            w, o = weights[at][i, seen], output[at][i]
+            left, apart = 1 - w, np.sqrt(((v[at][seen] - o) ** 2).sum(-1))
+            lengths = np.sqrt((v[at][seen] ** 2).sum(-1)) + np.sqrt((o**2).sum())
+            alone = left < ALONE
+            r = np.where(alone, 1.0, w / np.where(alone, 1.0, left))
+            change[at][i, seen] = np.where(alone, (o**2).sum(), (r * apart) ** 2)
+            terms = (
+                (r * apart) ** 2 / np.where(alone, 1.0, left)
+                + r * r * apart * lengths
+                + (r * lengths) ** 2 * np.where(w > 0.5, 0, 1)
+            )
+            size[at][i, seen] = 2 * np.where(alone, (o**2).sum(), terms)
+    size = np.where(np.isfinite(size), size, 0.0)
+    last = slice(max(queries - LAST, 0), None)
+    return {
+        "removal": change.sum(-2),
+        "|removal|": size.sum(-2),
+        "removal_last": change[..., last, :].sum(-2),
+        "|removal_last|": size[..., last, :].sum(-2),
     }
 
 

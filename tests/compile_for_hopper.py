@@ -29,7 +29,7 @@ from clearhead.kernels.hopper import tile_runs
 from clearhead.kernels.triton import launch as triton
 
 NONE = {"top": None, "received": None, "map": None, "queries": None, "weights": False}
-SOME = NONE | {"top": 3, "received": True, "map": (8, 16)}
+SOME = NONE | {"top": 3, "received": True, "map": (8, 16), "received_max": True, "removal": 5}
 # head_dim, what is observed, the options of a call
 CASES: dict[str, tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
     "causal 16": (16, None, {"mask": ch.causal()}),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from budget import LAST, MAP, TOP, check, expected, queries_of
+from budget import LAST, MAP, TOP, check, emphasis, expected, queries_of
 from cases import Case
 from libraries import ArrayLibrary, numbers
 
@@ -97,9 +97,21 @@ def observation(kernel: str, case: Case, library: ArrayLibrary) -> None:
         check(named, want["top"], keys, "top.indices")
         for row in indices.reshape(-1, indices.shape[-1]):
             assert len(set(row[row >= 0])) == (row >= 0).sum(), "a key is named twice"
+    removal = "removal" in want  # which is not said of what was dropped out
+    counts = library.make(emphasis((*seen.lse.shape,)).astype(np.float32))
+    more = {"removal": True} if removal else {}
+    by_key = ch.observe(q, k, v, **options, kernel=kernel, received=counts, received_max=True, **more).each(numbers)
+    check(by_key.received, want["received_weighted"], keys, "received, weighted queries")
+    check(by_key.received_max, want["received_max"], keys, "received_max")
+    if removal:
+        check(by_key.removal, want["removal"], keys, "removal")
     if q.shape[-2]:
-        last = ch.observe(q, k, v, **options, kernel=kernel, received=LAST).each(numbers)
+        more = {"removal": LAST} if removal else {}
+        last = ch.observe(q, k, v, **options, kernel=kernel, received=LAST, received_max=LAST, **more).each(numbers)
         check(last.received, want["received_last"], keys, "received, last queries")
+        check(last.received_max, want["received_max_last"], keys, "received_max, last queries")
+        if removal:
+            check(last.removal, want["removal_last"], keys, "removal, last queries")
         assert last.top is None
         assert last.map is None
         assert last.weights is None

@@ -159,3 +159,54 @@ def test_nothing_without_queries() -> None:
     assert ch.observe(x, x, x, queries=[]).queries.weights.shape == (2, 0, 0)
     with pytest.raises(ch.ArgumentError, match="queries: has position 0, expected 0 to -1"):
         ch.observe(x, x, x, queries=[0])
+
+
+def test_what_keys_received_is_refused_in_words_where_it_is_not_asked_for_so():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 4))
+    for asked, text in [
+        (np.ones(4), r"received: has shape \(4,\), expected a weight for each query, which broadcasts to \(2, 5\)"),
+        (np.ones((3, 5)), r"received: has shape \(3, 5\), expected a weight for each query"),
+        (np.ones(5, complex), "received: has dtype complex128, expected numbers: one weight for each query"),
+        (np.array(2.0), r"received: has shape \(\), expected a weight for each query"),
+    ]:
+        with pytest.raises(ch.ArgumentError, match=text):
+            ch.observe(q, k, v, received=asked)
+    for name in ("received_max", "removal"):
+        with pytest.raises(ch.ArgumentError, match=f"{name}: is 0, expected True or a number of last queries"):
+            ch.observe(q, k, v, **{name: 0})
+        with pytest.raises(ch.ArgumentError, match=name):
+            ch.observe(q, k, v, **{name: np.ones(5)})
+    with pytest.raises(ch.ArgumentError, match="removal: is asked for together with dropout"):
+        ch.observe(q, k, v, removal=True, dropout=(0.5, 1))
+    with pytest.raises(ch.ArgumentError, match="want: has received="):
+        ch.watch(torch.nn.Linear(1, 1), want={"received": np.ones(5)})
+
+
+def test_queries_may_count_as_lists_truth_values_and_whole_numbers():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 4))
+    last = ch.observe(q, k, v, received=2).received
+    for counts in ([0, 0, 0, 1, 1], np.array([False, False, False, True, True]), torch.tensor([0, 0, 0, 1, 1])):
+        for kernel in ("dense", "tiled", None):
+            np.testing.assert_allclose(ch.observe(q, k, v, received=counts, kernel=kernel).received, last, rtol=1e-12)
+
+
+def test_what_keys_received_over_split_keys_comes_by_the_share_of_each_part():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 7, 4))
+    parts = [slice(0, 3), slice(3, 7)]
+    whole = ch.merge(*[ch.observe(q, k[:, i], v[:, i]).partial for i in parts])
+    shares = [np.exp(ch.observe(q, k[:, i], v[:, i]).lse - whole.lse) for i in parts]
+    found = [ch.observe(q, k[:, i], v[:, i], received=s).received for i, s in zip(parts, shares, strict=True)]
+    np.testing.assert_allclose(np.concatenate(found, -1), ch.observe(q, k, v, received=True).received, rtol=1e-12)
+
+
+def test_removal_is_how_much_outputs_change_without_a_key():
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((2, 4, 6, 5)), rng.standard_normal((2, 2, 9, 5)), rng.standard_normal((2, 2, 9, 3))
+    sinks = rng.standard_normal(4)
+    whole, found = ch.attention(q, k, v, sinks=sinks), ch.observe(q, k, v, sinks=sinks, removal=True).removal
+    for key in range(9):
+        changed = ((whole - ch.attention(q, k, v, sinks=sinks, mask=np.arange(9) != key)) ** 2).sum((-1, -2))
+        np.testing.assert_allclose(found[..., key], changed, rtol=1e-9)
+    alone = ch.observe(q, k, v, mask=ch.causal(align="start"), removal=True).removal  # the first query sees one key
+    assert np.isfinite(alone).all()
+    assert (alone[..., 0] >= np.repeat((v[..., 0, :] ** 2).sum(-1), 2, 1)).all()

@@ -120,6 +120,7 @@ SMALL = {
     "listed": (16, 16),
     "repair": (16, 16),
     "by_key": (16, 16),
+    "more_by_key": (16, 16),
     "top": (16, 16),
     "keys": (16, 16),
     "queries": (16, 16),

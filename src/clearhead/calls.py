@@ -122,7 +122,9 @@ def observe(
     dropout: tuple[float, int | Array] | None = None,
     kernel: str | None = None,
     top: int | None = None,
-    received: bool | int | None = None,
+    received: bool | int | AnyArray | None = None,
+    received_max: bool | int | None = None,
+    removal: bool | int | None = None,
     map: tuple[int, int] | None = None,
     queries: Any = None,
     weights: bool = False,
@@ -140,13 +142,19 @@ def observe(
     nats, with the sink if there is one; `max_score`; `entropy`, −Σ w ln w over the keys in nats. On request:
 
     - top=k: the k largest weights of each query and their keys; index −1 where there are fewer.
-    - received=True, or the number of last queries to count: the attention each key received, summed over queries.
+    - received=True, or the number of last queries to count: the attention each key received, summed over queries. Or a
+      weight for each query, an array that broadcasts to (…, Hq, T): each counts as much as its weight.
+    - received_max=True, or so many last queries: the largest weight that each key received.
+    - removal=True, or so many last queries: how much outputs would change without each key, Σ ‖o − o without it‖² over
+      queries, which is Σ (w / (1 − w))² ‖v − o‖². Where a query leaves less than 2⁻¹² of its weight to the others, ‖o‖²
+      counts. Not with dropout.
     - map=(rows, columns): the matrix pooled to at most that size, mean and max; query i is in row i·rows // T.
     - queries=[…]: the exact weights of those queries.
     - weights=True: the whole matrix.
 
-    All of them speak of the weights before dropout. In PyTorch gradients flow through `output` and `lse`, whichever
-    kernel runs, so also through `merge`; what else is observed carries none.
+    What keys received has a number for each query head, (…, Hq, S): whoever wants one for each key adds up the heads
+    that share it, or takes the largest. All of them speak of the weights before dropout. In PyTorch gradients flow
+    through `output` and `lse`, whichever kernel runs, so also through `merge`; what else is observed carries none.
     """
     if others:
         refuse_others("observe", others, OBSERVE)
@@ -156,7 +164,10 @@ def observe(
     if temperature is not None:
         scale = tempered(temperature, scale, q)
     require_numbers(kernel, q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks)
-    asked = partial(want, top=top, received=received, map=map, queries=queries, weights=weights)
+    asked = partial(
+        want, top=top, received=received, received_max=received_max, removal=removal, map=map, queries=queries,
+        weights=weights,
+    )  # fmt: skip
     problem = pose(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, want=asked
     )  # fmt: skip

@@ -152,6 +152,40 @@ def attention(
     return Answer(mix(kept, v, mask), weights, lse, peak, entropy)  # (…, T, Dv)
 
 
+# Where less than this is left of a query's weights, what the others hold is lost to rounding
+ALONE = 2.0**-12
+
+
+def removal(weights: Array, v: Array, output: Array) -> Array:
+    """‖o − o without the key‖² of each query and key, (…, T, S): what the output would change by without the key.
+
+    Without key j the other weights are w / (1 − wⱼ), so that o changes by wⱼ / (1 − wⱼ) · (o − vⱼ):
+
+        (w / (1 − w))² · ‖v − o‖²
+
+    Where 1 − w is below 2⁻¹² nothing is taken to be left, and o is all that is lost: ‖o‖². A sink stays where it is,
+    and so do all other keys. weights (…, T, S), v (…, S, Dv), output (…, T, Dv) before dropout.
+    """
+    xp = array_api_compat.array_namespace(weights)
+    left = 1.0 - weights
+    alone = left < ALONE
+    ratio = weights / xp.where(alone, 1.0, left)
+    v = xp.where(xp.isfinite(v), v, xp.nan)  # ∞ − ∞ is NaN in any case, and no sum has to say so
+    whole = xp.sum(output * output, axis=-1)[..., None]  # (…, T, 1)
+    apart = xp.sum(v * v, axis=-1)[..., None, :] - 2.0 * (output @ xp.matrix_transpose(v)) + whole
+    # that difference has no digits where v is nearly o: for the one key that may have more than half of the weight, it
+    # is taken by feature
+    most = xp.argmax(weights, axis=-1, keepdims=True)  # (…, T, 1)
+    lead = weights.shape[:-2]
+    nearest = xp.take_along_axis(
+        xp.broadcast_to(v, (*lead, *v.shape[-2:])), xp.broadcast_to(most, (*most.shape[:-1], v.shape[-1])), axis=-2
+    )
+    nearest = xp.sum((nearest - output) ** 2, axis=-1)[..., None]
+    apart = xp.where(weights > 0.5, nearest, xp.where(apart < 0, 0.0, apart))
+    change = xp.where(alone, whole, ratio * ratio * apart)
+    return xp.where(weights == 0, 0.0, change)
+
+
 def gradients(
     q: Array,
     k: Array,

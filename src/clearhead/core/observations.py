@@ -9,15 +9,12 @@ from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
-from clearhead.core.arrays import Array, ArrayT, is_array, is_traced, made, to_numpy
-from clearhead.core.errors import ArgumentError, shown
+from clearhead.core import asking
+from clearhead.core.arrays import Array, ArrayT, made, to_numpy
 from clearhead.core.grid import Grid
 from clearhead.core.indices import indices
 from clearhead.core.partial import Partial
 from clearhead.core.trees import tree
-
-# More than there are keys or queries anywhere
-MOST = 2**31
 
 
 class Top(NamedTuple, Generic[ArrayT]):
@@ -43,10 +40,12 @@ class Rows(NamedTuple, Generic[ArrayT]):
 
 @dataclass(frozen=True)
 class Want:
-    """What a caller asked to observe, checked; `queries` and `received` in absolute positions."""
+    """What a caller asked to observe, checked; `queries` in absolute positions, `received` and its like as how many."""
 
     top: int | None = None
-    received: int | None = None
+    received: int | asking.QueryWeights | None = None
+    received_max: int | None = None
+    removal: int | None = None
     map: tuple[int, int] | None = None
     queries: tuple[int, ...] | None = None
     weights: bool = False
@@ -93,6 +92,8 @@ class Observed(Generic[ArrayT]):
     kernel: str
     top: Top[ArrayT] | None = None
     received: ArrayT | None = None
+    received_max: ArrayT | None = None
+    removal: ArrayT | None = None
     map: Map[ArrayT] | None = None
     queries: Rows[ArrayT] | None = None
     weights: ArrayT | None = None
@@ -160,6 +161,16 @@ class Shows:
     def received(self) -> Array | None:
         """The attention that each key received."""
         return self.observed.received
+
+    @property
+    def received_max(self) -> Array | None:
+        """The largest weight that each key received."""
+        return self.observed.received_max
+
+    @property
+    def removal(self) -> Array | None:
+        """How much outputs would change without each key."""
+        return self.observed.removal
 
     @property
     def map(self) -> Map | None:
@@ -247,63 +258,6 @@ def changed(name: str, value: Any, function: Callable[[Array], Array]) -> Any:
     return one.kind(*[function(a) if part.led else a for a, part in zip(value, one.parts, strict=True)])
 
 
-def _top(top: Any, grid: Grid) -> int:
-    whole = isinstance(top, int | np.integer) and not isinstance(top, bool)
-    if not (whole and 1 <= top < MOST):
-        least = "a whole number of at least 1" + (f" and below {MOST:,}" if whole and top >= MOST else "")
-        raise ArgumentError("top", f"is {shown(top)}, expected {least}")
-    return int(top)
-
-
-def _received(received: Any, grid: Grid) -> int | None:
-    if isinstance(received, bool):
-        return grid.queries if received else None
-    if not isinstance(received, int | np.integer) or received < 1:
-        raise ArgumentError("received", f"is {shown(received)}, expected True or a number of last queries, at least 1")
-    return min(int(received), grid.queries)
-
-
-def _map(map: Any, grid: Grid) -> tuple[int, int]:
-    sizes = tuple(map) if isinstance(map, tuple | list) else ()
-    if len(sizes) != 2 or not all(isinstance(n, int | np.integer) and n >= 1 for n in sizes):
-        raise ArgumentError("map", f"is {shown(map)}, expected (rows, columns), each at least 1")
-    return min(int(sizes[0]), MOST), min(int(sizes[1]), MOST)
-
-
-def _queries(queries: Any, grid: Grid) -> tuple[int, ...]:
-    return _positions(queries, grid.queries)
-
-
-def _weights(weights: Any, grid: Grid) -> bool:
-    if not isinstance(weights, bool):
-        raise ArgumentError("weights", f"is {weights!r}, expected True or False")
-    return weights
-
-
-def _those_there(queries: Any, count: int) -> list[int]:
-    """Of some positions those that a call with so many queries has."""
-    return [int(i) for i in np.atleast_1d(np.asarray(queries)) if -count <= i < count]
-
-
-def _positions(queries: Any, count: int) -> tuple[int, ...]:
-    """Positions of queries, counted from the front."""
-    if is_traced(queries):
-        raise ArgumentError("queries", "is traced, expected numbers")
-    try:
-        chosen = np.atleast_1d(to_numpy(queries) if is_array(queries) else np.asarray(queries))
-    except ValueError:  # lists of lists that have not the same length
-        chosen = np.array([None])
-    if chosen.ndim > 1:
-        raise ArgumentError("queries", f"has shape {chosen.shape}, expected positions of queries in one axis")
-    positions = chosen.tolist()
-    if not all(type(i) is int for i in positions):
-        raise ArgumentError("queries", f"is {shown(queries)}, expected the positions of queries as whole numbers")
-    outside = [i for i in positions if not -count <= i < count]
-    if outside:
-        raise ArgumentError("queries", f"has position {shown(outside[0])}, expected {-count} to {count - 1}")
-    return tuple(i % count for i in positions)
-
-
 def _line(name: str, values: np.ndarray) -> str:
     finite = values[np.isfinite(values)]
     if not finite.size:
@@ -325,7 +279,7 @@ def _by(sizes: Any) -> str:
 # by the keyword of `observe`, which is also the field of `Want` and of `Observed`; in this order they are checked
 OBSERVATIONS: dict[str, Observation] = {
     "top": Observation(
-        _top,
+        asking.checked_top,
         lambda top: (
             _line("top", to_numpy(top.weights)[..., 0]) + f"   largest of {top.weights.shape[-1]} for each query"
         ),
@@ -334,27 +288,37 @@ OBSERVATIONS: dict[str, Observation] = {
         sizes=lambda top, grid: {"count": top},
     ),
     "received": Observation(
-        _received,
+        asking.last_queries("received", weighted=True),
         lambda received: _line("received", to_numpy(received)) + _favourite(to_numpy(received)),
         (Part(("keys",)),),
     ),
+    "received_max": Observation(
+        asking.last_queries("received_max"),
+        lambda largest: _line("received_max", to_numpy(largest)),
+        (Part(("keys",)),),
+    ),
+    "removal": Observation(
+        asking.last_queries("removal"),
+        lambda removal: _line("removal", to_numpy(removal)) + _favourite(to_numpy(removal)),
+        (Part(("keys",)),),
+    ),
     "map": Observation(
-        _map,
+        asking.checked_map,
         lambda pooled: _line("map", to_numpy(pooled.mean)) + f"   {_by(pooled.mean.shape[-2:])}",
         (Part(("rows", "columns")), Part(("rows", "columns"))),
         kind=Map,
         sizes=lambda most, grid: {"rows": min(most[0], grid.queries), "columns": min(most[1], grid.keys)},
     ),
     "queries": Observation(
-        _queries,
+        asking.checked_queries,
         lambda queries: f"  queries    rows {np.asarray(queries.indices).tolist()[:6]}",
         (Part(("chosen",), "queries", led=False), Part(("chosen", "keys"))),
         kind=Rows,
         sizes=lambda queries, grid: {"chosen": len(queries)},
-        within=_those_there,
+        within=asking.those_there,
     ),
     "weights": Observation(
-        _weights,
+        asking.checked_weights,
         lambda weights: f"  weights    {_by(weights.shape)}",
         (Part(("queries", "keys")),),
         absent=False,

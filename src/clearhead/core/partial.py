@@ -107,6 +107,10 @@ def merge(*partials: Partial[ArrayT]) -> Partial[ArrayT]:
     Sinks belong to the whole: give them to one of the calls that are merged, not to each. PyTorch's gradients flow
     through output and log-sum-exp into every part.
 
+    What keys received is summed over queries, each of which gives a part another share, so it cannot be merged
+    afterwards. `observe` of a part with `received=exp(part.lse − whole.lse)` has it: each query counts with its share.
+    Over split queries, sums add up and the largest of two is the larger one.
+
     >>> import numpy as np, clearhead as ch
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 7, 4))
     >>> parts = [ch.observe(q, k[i], v[i]).partial for i in (slice(0, 3), slice(3, 7))]

@@ -87,8 +87,12 @@ class Problem:
 
     @property
     def keeps_unrounded(self) -> bool:
-        """True where gradients need the output in the precision of its sums, which is not the one it comes back in."""
-        return self.differentiated and dtype_name(self.q) in HALF
+        """True where the output is needed in the precision of its sums, which is not the one it comes back in.
+
+        Gradients need it so, and what is said of removing a key: both are differences from it.
+        """
+        wanted = self.differentiated or (self.want is not None and self.want.removal is not None)
+        return wanted and dtype_name(self.q) in HALF
 
     @property
     def plain(self) -> bool:
@@ -150,6 +154,8 @@ def pose(
         want=None if want is None else want(sizes.grid),
         headless=sizes.headless,
     )
+    if problem.dropout is not None and problem.want is not None and problem.want.removal is not None:
+        raise ArgumentError("removal", "is asked for together with dropout, after which the output is another")
     if problem.mask is not None:
         problem.mask.check(problem.grid)
     if problem.bias is not None:

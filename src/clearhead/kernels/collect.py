@@ -6,26 +6,48 @@ end. Nothing is written in place, so that arrays that cannot be written to (JAX)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from clearhead.core.arrays import Array, Library
+from clearhead.core.asking import QueryWeights
+from clearhead.core.formula import removal
 from clearhead.core.grid import bins
 from clearhead.core.observations import Map, Rows, Top, Want
 
 
 class Sizes:
-    """What every collector needs to know: library and dtype, leading axes, and the number of queries and keys."""
+    """What every collector needs to know: library and dtype, leading axes, and the number of queries and keys.
 
-    def __init__(self, library: Library, dtype: Any, lead: tuple[int, ...], queries: int, keys: int) -> None:
+    `values` (…, S, Dv) broadcast to the leading axes. `cut` takes these from an array of (*batch, heads, T, 1), where
+    not all of it is worked on; `whole` are then the leading axes of the whole.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        dtype: Any,
+        lead: tuple[int, ...],
+        queries: int,
+        keys: int,
+        values: Array = None,
+        whole: tuple[int, ...] | None = None,
+        cut: Callable[[Array], Array] | None = None,
+    ) -> None:
         self.library, self.dtype, self.lead = library, dtype, lead
         self.queries, self.keys = queries, keys
+        self.values, self.whole, self.cut = values, lead if whole is None else whole, cut
 
     def zeros(self, *shape: int) -> Array:
         """Zeros with the leading axes in front."""
         return self.library.zeros((*self.lead, *shape), self.dtype)
+
+    def by_query(self, given: QueryWeights) -> Array:
+        """A number for each query, (*lead, T)."""
+        array = given.over(self.library, self.dtype, (*self.whole, self.queries))
+        return array if self.cut is None else self.cut(array[..., None])[..., 0]
 
 
 class Collector:
@@ -33,6 +55,9 @@ class Collector:
 
     def __init__(self, sizes: Sizes, wanted: Any) -> None:
         self.sizes, self.xp = sizes, sizes.library.xp
+
+    def begin_rows(self, rows: range, output: Array) -> None:
+        """Tiles of these rows come next, whose output before dropout is (…, rows, Dv)."""
 
     def see(self, weights: Array, rows: range, columns: range) -> None:
         """One tile of weights. Tiles that hold only zeros may be left out."""
@@ -46,23 +71,69 @@ class Collector:
         raise NotImplementedError
 
 
-class Received(Collector):
-    """How much attention each key received, summed over the last `count` queries."""
+class ByKey(Collector):
+    """One number for each key, put together from the last `count` queries."""
 
     def __init__(self, sizes: Sizes, count: int) -> None:
         super().__init__(sizes, count)
         self.first = sizes.queries - count
-        self.sums: dict[range, Array] = {}
+        self.found: dict[range, Array] = {}
 
     def see(self, weights: Array, rows: range, columns: range) -> None:
         if rows.stop <= self.first:
             return
-        counted = weights[..., max(self.first - rows.start, 0) :, :]
-        total = self.xp.sum(counted, axis=-2)
-        self.sums[columns] = total + self.sums[columns] if columns in self.sums else total
+        skipped = max(self.first - rows.start, 0)
+        here = self.of(weights[..., skipped:, :], range(rows.start + skipped, rows.stop), columns)
+        self.found[columns] = self.both(self.found[columns], here) if columns in self.found else here
+
+    def of(self, weights: Array, rows: range, columns: range) -> Array:
+        """The numbers of a tile, (…, columns)."""
+        raise NotImplementedError
+
+    def both(self, one: Array, other: Array) -> Array:
+        """Those of two tiles of the same keys."""
+        return other + one
 
     def result(self) -> Array:
-        return side_by_side(self.sizes, self.sums, ())
+        return side_by_side(self.sizes, self.found, ())
+
+
+class Received(ByKey):
+    """How much attention each key received, summed over queries, each of which may have a weight."""
+
+    def __init__(self, sizes: Sizes, counted: int | QueryWeights) -> None:
+        weighted = isinstance(counted, QueryWeights)
+        super().__init__(sizes, sizes.queries if weighted else counted)
+        self.by_query = sizes.by_query(counted)[..., None] if weighted else None  # (…, T, 1)
+
+    def of(self, weights: Array, rows: range, columns: range) -> Array:
+        if self.by_query is not None:
+            some = self.by_query[..., rows.start : rows.stop, :]
+            # 0 · NaN is NaN, and whoever does not count spoils nothing
+            weights = self.xp.where(some == 0, 0.0, weights * some)
+        return self.xp.sum(weights, axis=-2)
+
+
+class ReceivedMax(ByKey):
+    """The largest weight that each key received."""
+
+    def of(self, weights: Array, rows: range, columns: range) -> Array:
+        return self.xp.max(weights, axis=-2)
+
+    def both(self, one: Array, other: Array) -> Array:
+        return self.xp.maximum(one, other)
+
+
+class Removal(ByKey):
+    """How much outputs would change without each key, squared and summed over queries."""
+
+    def begin_rows(self, rows: range, output: Array) -> None:
+        self.output, self.begun = output, rows.start
+
+    def of(self, weights: Array, rows: range, columns: range) -> Array:
+        values = self.sizes.values[..., columns.start : columns.stop, :]
+        output = self.output[..., rows.start - self.begun : rows.stop - self.begun, :]
+        return self.xp.sum(removal(weights, values, output), axis=-2)
 
 
 class TopKeys(Collector):
@@ -190,6 +261,8 @@ class Matrix(Collector):
 COLLECTORS: dict[str, type[Collector]] = {
     "top": TopKeys,
     "received": Received,
+    "received_max": ReceivedMax,
+    "removal": Removal,
     "map": Pooled,
     "queries": ExactRows,
     "weights": Matrix,
@@ -202,6 +275,11 @@ class Gathered:
     def __init__(self, want: Want, sizes: Sizes, names: Iterable[str] | None = None) -> None:
         chosen = want.names if names is None else names
         self.collectors = {name: COLLECTORS[name](sizes, getattr(want, name)) for name in chosen}
+
+    def begin_rows(self, rows: range, output: Array) -> None:
+        """Tell all what these rows give."""
+        for collector in self.collectors.values():
+            collector.begin_rows(rows, output)
 
     def see(self, weights: Array, rows: range, columns: range) -> None:
         """Show a tile to all."""

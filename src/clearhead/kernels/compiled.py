@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from clearhead.core.arrays import Array, dtype_name, is_torch, settled, summed_like, to_numpy
+from clearhead.core.asking import QueryWeights
 from clearhead.core.errors import ArgumentError
 from clearhead.core.formula import Gradients
 from clearhead.core.lowered import Node
@@ -250,6 +251,13 @@ class Running:
             if part.led:
                 places.append(at(array))
                 empty = empty or not array.size
+        if isinstance(wanted, QueryWeights):
+            rows = (*grid.batch, grid.heads, grid.queries)
+            numbers = wanted.over(self.problem.library, self.problem.library.computing(self.problem.q).dtype, rows)
+            counts = np.ascontiguousarray(to_numpy(numbers), dtype=self.dtype)
+            self.kept.append(counts)
+            places.append(at(counts))
+            wanted = grid.queries
         if not empty:
             self.call.want(name, wanted if isinstance(wanted, tuple) else (int(wanted),), places)
         return one.of(arrays)

@@ -39,7 +39,9 @@ class Dense:
         found: dict[str, Any] = {}
         if problem.want is not None:
             weights = xp.broadcast_to(answer.weights, grid.shape)
-            gathered = Gathered(problem.want, Sizes(problem.library, weights.dtype, lead, grid.queries, grid.keys))
+            sizes = Sizes(problem.library, weights.dtype, lead, grid.queries, grid.keys, values=v)
+            gathered = Gathered(problem.want, sizes)
+            gathered.begin_rows(range(grid.queries), answer.output)
             if grid.queries and grid.keys:
                 gathered.see(weights, range(grid.queries), range(grid.keys))
             gathered.end_rows(range(grid.queries))

@@ -46,7 +46,10 @@ class Tiled:
     def run_slab(self, slab: Slab) -> dict[str, Any]:
         """The fields of `Observed` for one slab, and the peak and total of each row."""
         want = slab.problem.want
-        sizes = Sizes(slab.library, slab.q.dtype, slab.lead, slab.queries, slab.keys)
+        whole = (*slab.problem.grid.batch, slab.problem.grid.heads)
+        sizes = Sizes(
+            slab.library, slab.q.dtype, slab.lead, slab.queries, slab.keys, values=slab.v, whole=whole, cut=slab.cut
+        )
         gathered = None if want is None else Gathered(want, sizes)
         done = []
         for rows in blocks(slab.queries, self.rows) if slab.queries else [range(0)]:
@@ -56,9 +59,11 @@ class Tiled:
                 if tile is not None:
                     sums = sums + attend(slab, tile, rows, columns)
             peak, total = (sums.peak, sums.total) if slab.sinks is None else sums.with_sink(slab.sinks)
+            divided = sums.divided(slab.sinks)
             if gathered is not None:
+                gathered.begin_rows(rows, divided.output)
                 self.look_again(slab, rows, peak, total, gathered)
-            done.append({**vars(sums.divided(slab.sinks)), "peak": peak, "total": total})
+            done.append({**vars(divided), "peak": peak, "total": total})
         fields = joined(slab, done)
         return fields if gathered is None else {**fields, **gathered.results()}
 

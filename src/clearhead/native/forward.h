@@ -199,7 +199,7 @@ void forward_block(const Call& call, const Sights& sights, const Packed<T>& pack
           rows.weigh(s, count, scorer.units.factor);
           for (const auto& [j0, j1, at, mixed] : work.scored) {
             if (spoiled && mixed) scorer.clear(j1 - j0, s + at * panel, at);
-            observer->see(s + at * panel, i0, i1, j0, j1);
+            observer->see(s + at * panel, packed, i0, i1, j0, j1);
           }
         }
       }

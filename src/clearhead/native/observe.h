@@ -1,6 +1,6 @@
 // What was attended to, gathered from weights[key][query] tile by tile: received, map, top, whole rows.
 #pragma once
-#include "score.h"
+#include "keys.h"
 
 namespace clearhead {
 namespace CLEARHEAD_ISA {
@@ -21,8 +21,11 @@ struct Sought {
   std::vector<Row> chosen;   // by query
   void* rows = nullptr;      // (chosen, S)
   void* matrix = nullptr;    // (T, S)
+  SoughtByKey by_key;
 
-  static std::vector<std::string> names() { return {"top", "received", "map", "queries", "weights"}; }
+  static std::vector<std::string> names() {
+    return {"top", "received", "received_max", "removal", "map", "queries", "weights"};
+  }
 
   explicit Sought(const Call& call) {
     for (const Asked& one : call.wanted.of_weights) {
@@ -30,8 +33,14 @@ struct Sought {
       const std::vector<void*>& arrays = one.arrays;
       if (one.name == "top") {
         top = numbers[0], top_indices = static_cast<int64_t*>(arrays[0]), top_weights = arrays[1];
+      } else if (one.name == "received" && arrays.size() > 1) {  // with a weight for each query
+        by_key.weighted = arrays[0], by_key.emphasis = arrays[1];
       } else if (one.name == "received") {
         received_from = call.queries - numbers[0], received = arrays[0];
+      } else if (one.name == "received_max") {
+        by_key.most_from = call.queries - numbers[0], by_key.most = arrays[0];
+      } else if (one.name == "removal") {
+        by_key.removal_from = call.queries - numbers[0], by_key.removal = arrays[0];
       } else if (one.name == "map") {
         map_rows = std::min(numbers[0], call.queries), map_columns = std::min(numbers[1], call.keys);
         map_mean = arrays[0], map_max = arrays[1];
@@ -58,7 +67,7 @@ template <class T> class Observer {
   static constexpr int64_t kSorted = 16;  // how many are sought at most, where a bar is found first
 
   Observer(const Call& call, const Sought& sought, int64_t b, int64_t h, int64_t first, int64_t last)
-      : call_(call), want_(sought), b_(b), h_(h), last_(last) {
+      : call_(call), want_(sought), b_(b), h_(h), last_(last), by_key_(call, sought.by_key, b, h) {
     if (want_.received) {
       received_.assign(call.keys, T(0));
       tile_.assign(kTile * panel, T(0));
@@ -75,7 +84,8 @@ template <class T> class Observer {
     }
   }
 
-  void see(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+  void see(const T* weights, const Packed<T>& packed, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+    by_key_.see(weights, packed, i0, i1, j0, j1);
     const bool received = want_.received && i1 > want_.received_from, pooled = want_.map_rows > 0, ranked = want_.top > 0;
     if (received && i0 < want_.received_from) {  // some of the panel's queries count and some do not
       receive_some(weights, i0, j0, j1);
@@ -89,12 +99,14 @@ template <class T> class Observer {
   }
 
   // The row of query i is NaN: it has no largest weights, and says so.
-  void spoil(int64_t i, T nan) const {
+  void spoil(int64_t i, T nan) {
+    by_key_.spoil();
     if (want_.top) std::fill_n(best(i), want_.top, nan);
   }
 
   // All panels have shown their weights for keys [j0, j1).
   void end_tile(int64_t j0, int64_t j1) {
+    by_key_.end_tile(j0, j1);
     if (!want_.received) return;
     for (int64_t j = j0; j < j1; j += 4) {
       const int64_t some = std::min<int64_t>(4, j1 - j);
@@ -108,11 +120,14 @@ template <class T> class Observer {
     std::fill(tile_.begin(), tile_.end(), T(0));
   }
 
-  int64_t bytes() const { return int64_t((received_.size() + tile_.size() + sums_.size() + tops_.size()) * sizeof(T)); }
+  int64_t bytes() const {
+    return int64_t((received_.size() + tile_.size() + sums_.size() + tops_.size()) * sizeof(T)) + by_key_.bytes();
+  }
 
   // Add what this chunk summed to the results; chunks of a head come in order.
   void add() const {
     const int64_t head = b_ * call_.heads + h_;
+    by_key_.add();
     if (want_.received) {
       T* out = static_cast<T*>(want_.received) + head * call_.keys;
       for (int64_t j = 0; j < call_.keys; ++j) out[j] += received_[j];
@@ -266,6 +281,7 @@ template <class T> class Observer {
   const Sought& want_;
   const int64_t b_, h_, last_;
   int64_t first_bin_ = 0;
+  ByKey<T> by_key_;
   Buffer<T> received_, tile_, sums_, tops_;
   Buffer<T> steps_;            // the largest weight of each step of a tile, for each query
   std::vector<int64_t> ends_;  // the key after each step

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clearhead.core.errors import ArgumentError
+import numpy as np
+
+from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import Grid
 from clearhead.core.observations import OBSERVATIONS, want
 
@@ -31,7 +33,7 @@ class Wanted:
 
     def counted(self, queries: int) -> int | None:
         """How many last queries `received` counts, of so many; None for all."""
-        received = self.options.get("received")
+        received: Any = self.options.get("received")
         return None if received is None or isinstance(received, bool) or received >= queries else int(received)
 
 
@@ -56,5 +58,9 @@ def wanted(given: Mapping[str, Any] | None) -> Wanted:
         if not isinstance(given.get(name, False), bool):
             raise ArgumentError("want", f"has {name}={given[name]!r}, expected True or False")
     options = {name: given[name] for name in OBSERVED if given.get(name) is not None}
+    if not isinstance(options.get("received", True), bool | int | np.integer):
+        raise ArgumentError(
+            "want", f"has received={shown(options['received'])}, expected True or a number: calls differ in length"
+        )
     want(Grid((), 1, LONGEST, LONGEST), **options)
     return Wanted(options, *(bool(given.get(name, False)) for name in OWN))

@@ -14,7 +14,7 @@ from clearhead.kernels.contract import Ran
 from clearhead.kernels.gpu.call import Call, Forward
 from clearhead.kernels.gpu.compiling import compiled_ahead, wanted
 from clearhead.kernels.gpu.launcher import alike
-from clearhead.kernels.gpu.second_look import LAUNCHED
+from clearhead.kernels.gpu.second_look import launched
 
 
 class Looked(NamedTuple):
@@ -29,7 +29,7 @@ def run(kernel: str, problem: Problem, compute: Callable[[Call], Looked]) -> Ran
     call, want = Call.of(problem), problem.want
     with call.current():
         sort = (kernel, wanted(want), problem.keeps_unrounded)
-        if want is not None and not LAUNCHED.issuperset(want.names):  # for the others PyTorch is needed
+        if not launched(want):
             compiled_ahead(call, sort, partial(compute, call))
             found = compute(call)
         else:

@@ -8,18 +8,27 @@ from typing import Any
 import numpy as np
 import torch
 
+from clearhead.core.asking import QueryWeights
 from clearhead.core.grid import blocks
 from clearhead.core.observations import Map, Rows, Top, Want
 from clearhead.kernels.collect import Gathered, Sizes
 from clearhead.kernels.gpu import masks as spans
 from clearhead.kernels.gpu.call import Call
 from clearhead.kernels.gpu.device import Lists
+from clearhead.kernels.gpu.keys_kernel import more_by_key
 from clearhead.kernels.gpu.observe_kernel import by_key, pool, rows_of_weights, top_keys
 from clearhead.kernels.gpu.tuning import Blocks, cdiv, pooling, power_of_2
 
-LAUNCHED = frozenset({"top", "received", "map"})  # which kernels give with no help by PyTorch
+LAUNCHED = frozenset(
+    {"top", "received", "received_max", "removal", "map"}
+)  # which kernels give with no help by PyTorch
 STRIPS = 2**26  # numbers of a map that is not yet pooled, at most, held at once
 MOST_TOP = 64  # above this the largest are found by PyTorch in rows of weights
+
+
+def launched(want: Want | None) -> bool:
+    """True where kernels give all that is wanted, and it is of a kind: weights of queries are numbers of one call."""
+    return want is None or (LAUNCHED.issuperset(want.names) and not isinstance(want.received, QueryWeights))
 
 
 def denominators(peak: torch.Tensor, total: torch.Tensor, ratio: float | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,17 +53,30 @@ def look_again(
     total: torch.Tensor,
     found: dict[str, Any] | None = None,
     ratio: float | None = None,
+    output: torch.Tensor | None = None,
 ) -> dict[str, Any]:
     """The fields of `Observed` that are wanted; `found` are those that a kernel has found by itself.
 
-    `ratio` is what `denominators` takes.
+    `ratio` is what `denominators` takes, `output` the output in the precision of its sums.
     """
     found = {} if found is None else found
     if want is None or all(name in found for name in want.names):
         return found
     shift, inverse = denominators(peak, total, ratio)
-    if (want.received is not None and "received" not in found) or (want.map is not None and "map" not in found):
-        found |= received_and_map(call, want, shift, inverse)
+    received: Any = want.received
+    if isinstance(received, QueryWeights):
+        # a weight times what its query counts for is all that there is to it
+        counts = received.over(
+            call.problem.library, torch.float32, (*call.grid.batch, call.grid.heads, call.grid.queries)
+        )
+        emphasised = torch.where(counts == 0, 0.0, inverse * counts).contiguous()
+        bare = torch.where(counts == 0, 0.0, shift)  # who does not count spoils nothing
+        found |= received_and_map(call, None, call.grid.queries, bare, emphasised)
+        received = None
+    if (received is not None and "received" not in found) or (want.map is not None and "map" not in found):
+        found |= received_and_map(call, want.map, received, shift, inverse)
+    if want.received_max is not None or want.removal is not None:
+        found |= more(call, want, shift, inverse, output)
     if want.top is not None and "top" not in found:
         found["top"] = top(call, want.top, shift, inverse)
     if want.weights:
@@ -81,34 +103,69 @@ def gathered(call: Call, want: Want, names: list[str], shift: torch.Tensor, inve
     return all_of_them.results()
 
 
-def received_and_map(call: Call, want: Want, shift: torch.Tensor, inverse: torch.Tensor) -> dict[str, Any]:
-    """What each key received, and the pooled map, in one pass by keys."""
+def more(
+    call: Call, want: Want, shift: torch.Tensor, inverse: torch.Tensor, output: torch.Tensor | None
+) -> dict[str, Any]:
+    """The largest weight that each key received, and what outputs would change by without it, in one pass by keys."""
+    grid, nothing, width = call.grid, call.mask.span.rows, call.problem.width
+    most = call.empty(grid.keys) if want.received_max is not None else None
+    removal = call.empty(grid.keys) if want.removal is not None else None
+    outputs = nothing if removal is None or output is None else output.float().contiguous()
+    first = [grid.queries - (asked or 0) for asked in (want.received_max, want.removal)]
+
+    def launch(blocks: Blocks) -> None:
+        states, listed = observed_states(call, blocks)
+        call.launch(
+            ("more_by_key", blocks, most is None, removal is None, *first), more_by_key,
+            (cdiv(grid.keys, blocks.columns) * call.rows,),
+            call.q, call.k, call.v, outputs, shift, inverse, most, removal,
+            call.q.stride(), call.k.stride(), call.v.stride(),
+            call.mask.span, states, call.mask.arrays, call.scoring, grid.queries, grid.keys, *first,
+            MOST=most is not None, REMOVAL=removal is not None, LISTED=listed, W=width,
+            PADDED_W=max(16, power_of_2(width)), BM=blocks.rows, BN=blocks.columns, form=call.form,
+            num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+
+    if call.rows and grid.keys and grid.queries:
+        call.fitted("more_by_key", grid.queries, launch)
+    else:
+        for array in (most, removal):
+            if array is not None:
+                array.zero_()
+    named = {"received_max": most, "removal": removal}
+    return {name: call.shaped(array) for name, array in named.items() if array is not None}
+
+
+def received_and_map(
+    call: Call, map: tuple[int, int] | None, last: int | None, shift: torch.Tensor, inverse: torch.Tensor
+) -> dict[str, Any]:
+    """What each key received of the last queries, if any, and the pooled map, if wanted, in one pass by keys."""
     grid = call.grid
-    bins, cells = (min(want.map[0], grid.queries), min(want.map[1], grid.keys)) if want.map else (1, 1)
-    received = call.empty(grid.keys) if want.received is not None else None
-    mean, most = (call.empty(bins, cells) if want.map else None for _ in range(2))
-    counted = grid.queries - (want.received or 0)
-    asked = 0 if received is None else 2 if counted and want.map else 1
+    bins, cells = (min(map[0], grid.queries), min(map[1], grid.keys)) if map else (1, 1)
+    received = call.empty(grid.keys) if last is not None else None
+    mean, most = (call.empty(bins, cells) if map else None for _ in range(2))
+    counted = grid.queries - (last or 0)
+    asked = 0 if received is None else 2 if counted and map else 1
     nothing = call.mask.span.rows
 
     def launch(blocks: Blocks) -> None:
         across = cdiv(grid.keys, blocks.columns)
         pooled = grid.keys % (cells * blocks.columns) == 0
         units = across if pooled else grid.keys
-        at_once = max(1, STRIPS // (bins * units)) if want.map else call.rows
+        at_once = max(1, STRIPS // (bins * units)) if map else call.rows
         each = cdiv(cdiv(grid.queries, bins), blocks.rows)
         states, listed = observed_states(call, blocks)
         for first in range(0, call.rows, at_once):
             some = min(at_once, call.rows - first)
-            sums, tops = (shift.new_zeros((some, bins, units)) if want.map else nothing for _ in range(2))
+            sums, tops = (shift.new_zeros((some, bins, units)) if map else nothing for _ in range(2))
             call.launch(
-                ("by_key", blocks, asked, want.map is not None, bins, cells, counted, first), by_key, (across * some,),
+                ("by_key", blocks, asked, map is not None, bins, cells, counted, first), by_key, (across * some,),
                 call.q, call.k, shift, inverse, received, sums, tops, call.q.stride(), call.k.stride(),
                 call.mask.span, states, call.mask.arrays, call.scoring, grid.queries, grid.keys, counted, bins, each,
-                first, RECEIVED=asked, MAP=want.map is not None, POOLED=pooled, LISTED=listed,
+                first, RECEIVED=asked, MAP=map is not None, POOLED=pooled, LISTED=listed,
                 BM=blocks.rows, BN=blocks.columns, form=call.form, num_warps=blocks.warps, num_stages=blocks.stages,
             )  # fmt: skip
-            if want.map:
+            if map:
                 cells_at_once, units_at_once = pooling(units, cells)
                 call.launch(
                     ("pool", units, bins, cells, first), pool, (some * bins, cdiv(cells, cells_at_once)),

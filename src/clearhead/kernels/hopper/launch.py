@@ -65,7 +65,8 @@ def forward_and_look(call: Call) -> Looked:
         repaired(call, found, done.odd)
     found = narrowed(call, found)
     more = looked(call, want, seen, done) if plain and want is not None else {}
-    return Looked(found, look_again(call, want, found.peak, found.total, more, ratio_of(call)))
+    output = found.output if found.unrounded is None else found.unrounded
+    return Looked(found, look_again(call, want, found.peak, found.total, more, ratio_of(call), output))
 
 
 def ratio_of(call: Call) -> float:
@@ -128,11 +129,12 @@ def looked(call: Call, want: Want, seen: Seen, done: forward.Done) -> dict[str, 
     if want.map is not None and call.rows * min(want.map[0], call.grid.queries) * call.grid.keys > MOST:
         return {}
     top = few_top(want)
-    if want.received is None and want.map is None and not top:
+    received = want.received if isinstance(want.received, int) else None  # with weights, by the shared one
+    if received is None and want.map is None and not top:
         return {}
     found = second_look.look(
         call.q, call.k, done, call.problem.scale, seen.causal_offset, seen.window, call.problem.softcap,
-        received=want.received, map=want.map, top=top, launch=call.launch,
+        received=received, map=want.map, top=top, launch=call.launch,
     )  # fmt: skip
     named: dict[str, Any] = {}
     if found.received is not None:
