@@ -102,9 +102,9 @@ class Received(ByKey):
     """How much attention each key received, summed over queries, each of which may have a weight."""
 
     def __init__(self, sizes: Sizes, counted: int | QueryWeights) -> None:
-        weighted = isinstance(counted, QueryWeights)
-        super().__init__(sizes, sizes.queries if weighted else counted)
-        self.by_query = sizes.by_query(counted)[..., None] if weighted else None  # (…, T, 1)
+        super().__init__(sizes, sizes.queries if isinstance(counted, QueryWeights) else counted)
+        # (…, T, 1)
+        self.by_query = sizes.by_query(counted)[..., None] if isinstance(counted, QueryWeights) else None
 
     def of(self, weights: Array, rows: range, columns: range) -> Array:
         if self.by_query is not None:

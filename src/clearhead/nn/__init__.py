@@ -11,7 +11,7 @@ except ImportError as missing:
         "clearhead.nn needs PyTorch, which is not installed: pip install torch", name="torch"
     ) from missing
 
-from clearhead.nn import functional
+from clearhead.nn import eviction, functional
 from clearhead.nn.block import FeedForward, TransformerBlock
 from clearhead.nn.cache import KVCache
 from clearhead.nn.differential import DifferentialAttention
@@ -31,6 +31,7 @@ __all__ = [
     "MultiHeadAttention",
     "ScaledDotProductAttention",
     "TransformerBlock",
+    "eviction",
     "functional",
 ]
 

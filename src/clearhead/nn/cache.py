@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from clearhead.core.errors import ArgumentError
+from clearhead.core.observations import Observed
 from clearhead.nn.attend import size
+from clearhead.nn.eviction import Policy, check_policy
+from clearhead.nn.kept import Kept
 from clearhead.nn.places import Held, numbers
 
 LEAST = 16  # a cache that grows starts with room for this many tokens
@@ -37,12 +40,21 @@ class KVCache:
     - `KVCache(window=w)` is a ring that keeps the last token and the w before it, which is what a query then sees: w
       counts as in `clearhead.window(w)` and in the `window` of a layer, whose full pass decoding with it equals.
     - `KVCache(window=w, sinks=n)` also keeps the first n tokens for ever.
+    - `KVCache(keep=policy)` keeps, for each key head, the tokens that a policy of `clearhead.nn.eviction` chooses by
+      what was attended to, such as `H2O(keep=256, recent=64)`. `cache.positions` says which. For MultiHeadAttention.
 
     Give it to the `cache` argument of a module, one cache for each layer. Positions are absolute: rotary angles and
     distances are those of the whole text. It is written to in place and carries no gradients.
     """
 
-    def __init__(self, max_length: int | None = None, *, window: int | None = None, sinks: int = 0) -> None:
+    def __init__(
+        self,
+        max_length: int | None = None,
+        *,
+        window: int | None = None,
+        sinks: int = 0,
+        keep: Policy | None = None,
+    ) -> None:
         if max_length is not None:
             size("max_length", max_length)
         if window is not None:
@@ -51,7 +63,13 @@ class KVCache:
                 raise ArgumentError("max_length", "is given together with window, which has a size of its own")
         if size("sinks", sinks, least=0) and window is None:
             raise ArgumentError("sinks", f"is {sinks} without a window: everything is kept")
-        self.max_length, self.window, self.sinks = max_length, window, sinks
+        if keep is not None:
+            check_policy(keep)
+            if max_length is not None or window is not None:
+                given = "max_length" if window is None else "window"
+                raise ArgumentError(given, "is given together with keep, which says how many tokens stay")
+        self.max_length, self.window, self.sinks, self.keep = max_length, window, sinks, keep
+        self.kept = None if keep is None else Kept(keep)
         self.k: Tensor | None = None
         self.v: Tensor | None = None
         self.seen: list[int] = []
@@ -85,6 +103,8 @@ class KVCache:
         queries, start = k.shape[2], self.seen or [0] * k.shape[0]
         new = [queries] * k.shape[0] if lengths is None else self._lengths(lengths, k.shape[0], queries)
         after = [s + n for s, n in zip(start, new, strict=True)]
+        if self.kept is not None:
+            return self._into_kept(self.kept, k, v, start, after)
         if self.window is not None:
             return self._into_ring(k, v, start, after)
         need = self._make_room(k, v, start, new)
@@ -113,6 +133,8 @@ class KVCache:
         if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3]:
             shapes = f"{tuple(k.shape)} and {tuple(v.shape)}"
             raise ArgumentError("k, v", f"have shapes {shapes}, expected (batch, heads, positions, features)")
+        if not k.shape[0]:
+            raise ArgumentError("k, v", f"have shape {tuple(k.shape)}, expected at least one batch row")
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise ArgumentError("k, v", "require gradients, which a cache does not carry: decode under torch.no_grad()")
         if self.k is not None and self.v is not None:
@@ -194,6 +216,28 @@ class KVCache:
         fresh = torch.where(fresh < numbers(after, k)[:, None], fresh, -1)
         return Held(all_k, all_v, start, torch.cat([before, fresh], dim=1), self.window, self.sinks)
 
+    @property
+    def positions(self) -> Tensor | None:
+        """The positions that are held for each key head, (batch, key heads, slots), −1 for padding; with `keep`."""
+        return None if self.kept is None else self.kept.positions
+
+    def _into_kept(self, kept: Kept, k: Tensor, v: Tensor, start: list[int], after: list[int]) -> Held:
+        if kept.awaited:
+            raise ArgumentError("cache", "keeps by what was attended to, and was not told: call settle(observed) first")
+        places = numbers(start, k)[:, None] + torch.arange(k.shape[2], device=k.device)
+        padded = any(a < s + k.shape[2] for a, s in zip(after, start, strict=True))
+        if padded:
+            places = torch.where(places < numbers(after, k)[:, None], places, -1)
+        self.k, self.v = kept.add(k, v, places, padded)
+        self.seen = after
+        return Held(self.k, self.v, start, kept.positions, by_order=not kept.padded, real=kept.real)
+
+    def settle(self, observed: Observed | None) -> None:
+        """Drop what `keep` does not, by what the queries that were appended last attended to; modules do so."""
+        if self.kept is not None:
+            self.kept.settle(observed)
+            self.k, self.v = self.kept.k, self.kept.v
+
     def trim(self, length: int | Sequence[int]) -> None:
         """Forget all but the first `length` tokens, one number or one for each row: a guess is taken back.
 
@@ -206,6 +250,8 @@ class KVCache:
                 "length", f"is {length!r}, expected a number from 0, or one for each of {len(self.seen)} rows"
             )
         kept = [min(s, n) for s, n in zip(self.seen, wanted, strict=True)]
+        if self.kept is not None and kept != self.seen:
+            raise ArgumentError("length", f"is {length!r}, but a cache that keeps some tokens cannot take others back")
         if self.window is not None and kept != self.seen and max(self.seen) > self.sinks + self.ring:
             raise ArgumentError("length", f"is {length!r}, but the ring has already dropped tokens before that")
         self.seen = kept
@@ -218,21 +264,26 @@ class KVCache:
         if isinstance(chosen, int) or not all(0 <= row <= most for row in chosen):
             raise ArgumentError("rows", f"is {chosen}, expected a list of numbers from 0 to {most}")
         places = numbers(chosen, self.k)
+        if self.kept is not None:
+            self.kept.select(places)
         self.k, self.v = self.k.index_select(0, places), self.v.index_select(0, places)
         self.seen = [self.seen[row] for row in chosen]
 
     def clear(self) -> None:
         """Forget everything, and keep the memory."""
+        if self.kept is not None:
+            self.kept, self.k, self.v, self.seen = Kept(self.kept.policy), None, None, []
         self.seen = [0] * len(self.seen)
 
     def __repr__(self) -> str:
-        given = {"max_length": self.max_length, "window": self.window, "sinks": self.sinks or None}
+        given = {"max_length": self.max_length, "window": self.window, "sinks": self.sinks or None, "keep": self.keep}
         call = f"KVCache({', '.join(f'{name}={value}' for name, value in given.items() if value is not None)})"
         if self.k is None or self.v is None:
             return f"{call}: empty"
         seen = f"{self.seen[0]}" if all(s == self.seen[0] for s in self.seen) else " / ".join(map(str, self.seen[:8]))
         seen += " …" if len(self.seen) > 8 and "/" in seen else ""
         held = "" if self.window is None else f", {min(len(self), self.sinks + self.ring)} held"
+        held = held if self.kept is None else f", {self.k.shape[2]} held"
         shape = f"{self.k.shape[0]} rows × {self.k.shape[1]} heads of {self.k.shape[3]} + {self.v.shape[3]} features"
         return f"{call}: {seen} tokens seen{held} in {self.bytes / 2**20:.3f} MiB, {shape}"
 
@@ -247,16 +298,18 @@ def all_or_nothing(forward: Callable[Given, Result]) -> Callable[Given, Result]:
         mine = [c for c in given if isinstance(c, KVCache) and c.overwritten is None]
         if not mine or torch.compiler.is_compiling():
             return forward(*args, **kwargs)
-        before = [(cache, cache.k, cache.v, cache.seen) for cache in mine]
+        before = [(cache, cache.k, cache.v, cache.seen, cache.kept and cache.kept.state) for cache in mine]
         for cache in mine:
             cache.overwritten = []
         try:
             return forward(*args, **kwargs)
         except BaseException:
-            for cache, k, v, seen in before:
+            for cache, k, v, seen, kept in before:
                 for tensor, rows, slot, old in reversed(cache.overwritten or ()):
                     tensor[rows, :, slot] = old
                 cache.k, cache.v, cache.seen = k, v, seen  # what else was written lies behind what was seen
+                if cache.kept is not None:
+                    cache.kept.state = kept
             raise
         finally:
             for cache in mine:
@@ -274,10 +327,19 @@ def whole(argument: str, value: Any) -> int | list[int]:
         raise ArgumentError(argument, f"is {value!r}, expected a whole number or a list of them") from None
 
 
-def held_by(cache: KVCache | None, k: Tensor, v: Tensor, lengths: Any, mask: Any, looks_back: bool) -> Held:
-    """The keys and values that new queries see: those given, after those of a cache if there is one."""
+def held_by(
+    cache: KVCache | None, k: Tensor, v: Tensor, lengths: Any, mask: Any, looks_back: bool, tells: bool = False
+) -> Held:
+    """The keys and values that new queries see: those given, after those of a cache if there is one.
+
+    `tells` where the cache will be told what was attended to.
+    """
     if cache is None:
         return Held(k, v, [0])
+    if cache.keep is not None and not tells:
+        raise ArgumentError("cache", f"has keep={cache.keep!r}, by what was attended to: MultiHeadAttention says so")
+    if cache.keep is not None and mask is not None:
+        raise ArgumentError("mask", "is given together with a cache that keeps some of the keys")
     if not looks_back:
         raise ArgumentError("cache", "is given to attention that is not causal self-attention")
     if mask is not None and cache.window is not None:
@@ -293,3 +355,16 @@ def held_by(cache: KVCache | None, k: Tensor, v: Tensor, lengths: Any, mask: Any
 def begun(cache: KVCache | None) -> list[int]:
     """The positions at which the next queries of each row stand."""
     return cache.seen if cache is not None and cache.seen else [0]
+
+
+def with_policy(cache: KVCache, wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """What a call observes: what its caller wants, and what the policy of the cache that it was added to does."""
+    asked = {} if cache.kept is None else cache.kept.asked()
+    for name, value in asked.items():
+        other = None if wanted is None else wanted.get(name)
+        if other is not None and (isinstance(value, Tensor) or isinstance(other, Tensor) or other != value):
+            raise ArgumentError(
+                "observe",
+                f"has {name}={wanted[name]!r}, and the cache's policy needs {name}={value!r} of the same call",
+            )
+    return {**(wanted or {}), **asked} if asked else wanted

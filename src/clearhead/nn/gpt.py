@@ -17,6 +17,7 @@ from clearhead.core.positions import Bias, Rotary, rotary
 from clearhead.nn.attend import size
 from clearhead.nn.block import Activation, TransformerBlock
 from clearhead.nn.cache import KVCache, all_or_nothing, begun, whole
+from clearhead.nn.eviction import Policy
 from clearhead.nn.places import query_places
 from clearhead.nn.sinusoids import Sinusoids
 
@@ -107,9 +108,16 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def caches(self, max_length: int | None = None, *, window: int | None = None, sinks: int = 0) -> list[KVCache]:
+    def caches(
+        self,
+        max_length: int | None = None,
+        *,
+        window: int | None = None,
+        sinks: int = 0,
+        keep: Policy | None = None,
+    ) -> list[KVCache]:
         """An empty cache for each layer, of the kind that `KVCache` makes from the same arguments."""
-        return [KVCache(max_length, window=window, sinks=sinks) for _ in self.blocks]
+        return [KVCache(max_length, window=window, sinks=sinks, keep=keep) for _ in self.blocks]
 
     @all_or_nothing
     def forward(self, tokens: Tensor, *, caches: list[KVCache] | None = None, lengths: Any = None) -> Tensor:

@@ -15,7 +15,7 @@ from clearhead.core.foreign import closed, refuse_others
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Alibi, Bias, Relative, Rotary, alibi, relative_bias
 from clearhead.nn.attend import FORWARD, LAYER, attend, check_method, grouped, probability, size, what_to_observe
-from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by
+from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by, with_policy
 from clearhead.nn.places import Held, hidden_keys, query_places, visible
 from clearhead.nn.rotation import Turn
 
@@ -188,7 +188,7 @@ class MultiHeadAttention(nn.Module):
             refuse_others("MultiHeadAttention.forward", others, FORWARD)
         wanted = what_to_observe(observe, return_weights)
         unpadded = None if key_padding_mask is None else hidden_keys(key_padding_mask)
-        if return_weights and cache is not None and cache.window is not None:
+        if return_weights and cache is not None and (cache.window is not None or cache.keep is not None):
             raise ArgumentError(
                 "return_weights",
                 "is given together with a ring, whose keys do not lie in order: observe={'weights': True} is by slot",
@@ -205,7 +205,9 @@ class MultiHeadAttention(nn.Module):
             q = self.rotary(q, places)
             k = self.rotary(k, places if key is None else torch.arange(k.shape[-2], device=k.device))
         looks_back = key is None and (self.causal or self.window is not None)
-        held = held_by(cache, k, v, lengths, unpadded if mask is None else mask, looks_back)
+        hidden = unpadded if mask is None else mask
+        held = held_by(cache, k, v, lengths, hidden, looks_back, tells=self.method is None)
+        held = held._replace(group=self.num_heads // self.kv_heads)
         output, seen = attend(
             q,
             held.k,
@@ -218,9 +220,11 @@ class MultiHeadAttention(nn.Module):
             softcap=self.softcap,
             kernel=self.kernel,
             dropout=self.dropout if self.training else 0.0,
-            observe=wanted,
+            observe=wanted if cache is None else with_policy(cache, wanted),
             method=self.method,
         )
+        if cache is not None:
+            cache.settle(seen)
         output = self.out_proj(output.transpose(1, 2).flatten(2))
         output = output[0] if flat else output
         if return_weights and seen is not None and seen.weights is not None:

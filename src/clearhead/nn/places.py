@@ -21,8 +21,9 @@ from clearhead.core.sparse_masks import BlockTable, RandomBlocks
 class Held(NamedTuple):
     """What a cache hands to attention: keys and values, and where they and the new queries stand.
 
-    `positions` (batch, S) is the position of each key, −1 where a slot is empty; None where key i has position i. The
-    first new query of each row has position `start`. A ring also says what it keeps.
+    `positions` (batch, S) is the position of each key, −1 where a slot is empty; None where key i has position i. With
+    (batch, key heads, S) each key head has its own, for `group` query heads; `by_order`: all are real and in order.
+    The first new query of each row has position `start`. A ring also says what it keeps.
     """
 
     k: Tensor
@@ -31,11 +32,21 @@ class Held(NamedTuple):
     positions: Tensor | None = None
     window: int | None = None
     sinks: int = 0
+    group: int = 1
+    by_order: bool = False
+    real: Tensor | None = None  # which of the new queries are no padding, (batch, T)
+
+    @property
+    def by_head(self) -> Tensor:
+        """The positions of keys, (batch, 1 or query heads, 1, S)."""
+        assert self.positions is not None
+        if self.positions.ndim == 2:
+            return self.positions[:, None, None, :]
+        return self.positions.repeat_interleave(self.group, dim=1)[:, :, None, :]
 
     def distances(self, queries: int) -> Tensor:
-        """Key position minus query position, (batch, 1, T, S), where keys do not lie in order."""
-        assert self.positions is not None
-        return self.positions[:, None, None, :] - self.query_positions(queries)[:, None, :, None]
+        """Key position minus query position, (batch, 1 or heads, T, S), where keys do not lie in order."""
+        return self.by_head - self.query_positions(queries)[:, None, :, None]
 
     def query_positions(self, queries: int) -> Tensor:
         """The positions of the new queries, (batch, T)."""
@@ -46,9 +57,13 @@ class Held(NamedTuple):
         if self.positions is None:
             offset = first(self.start)
             return causal(offset=offset) if back is None else window(back, offset=offset)
+        if self.by_order and back is None:
+            return causal()
         distance = self.distances(queries)
-        held = self.positions[:, None, None, :]
+        held = self.by_head
         allowed = (held >= 0) & (distance <= 0)
+        if self.real is not None:
+            allowed = allowed & self.real[:, None, :, None]
         if self.window is not None:
             allowed = allowed & ((distance >= -self.window) | (held < self.sinks))
         return where(allowed if back is None else allowed & (distance >= -back))
@@ -66,8 +81,13 @@ class Held(NamedTuple):
         if isinstance(bias, Alibi):
             slopes = torch.tensor(bias.slopes.tolist(), dtype=torch.float32, device=self.k.device)
             return -slopes[:, None, None] * distance.abs()  # (batch, heads, T, S)
-        chosen = buckets(distance[:, 0], bias.table.shape[0], bias.bidirectional, bias.max_distance)
-        return bias.table[chosen].movedim(-1, 1)
+        chosen = buckets(
+            distance, bias.table.shape[0], bias.bidirectional, bias.max_distance
+        )  # (batch, 1 or heads, T, S)
+        if chosen.shape[1] == 1:
+            return bias.table[chosen[:, 0]].movedim(-1, 1)
+        heads = torch.arange(chosen.shape[1], device=chosen.device)[:, None, None]
+        return bias.table[chosen, heads]
 
 
 def first(start: Sequence[int]) -> Any:
