@@ -314,3 +314,24 @@ def test_bad_input_in_one_sentence() -> None:
     for attend in (LatentAttention(24, 4, kv_rank=8, rotary_dim=4), DifferentialAttention(24, 2, causal=True)):
         with torch.no_grad(), pytest.raises(ch.ArgumentError, match="MultiHeadAttention says so"):
             attend.eval()(torch.randn(1, 2, 24), cache=KVCache(keep=TOVA(3)))
+
+
+@torch.no_grad()
+def test_a_picture_of_what_was_kept() -> None:
+    attend, cache = layer(), KVCache(keep=H2O(5, recent=2))
+    with pytest.raises(ch.ArgumentError, match="cache: is KVCache that dropped nothing yet"):
+        ch.plot_kept(cache)
+    attend(torch.randn(BATCH, 11, WIDTH), cache=cache)
+    ax = ch.plot_kept(cache, row=1)
+    image = ax.get_images()[0].get_array()
+    assert image.shape == (KEY_HEADS, 11)
+    for head in range(KEY_HEADS):
+        assert image[head].nonzero()[0].tolist() == cache.positions[1, head].tolist()
+    assert ax.get_title() == "5 of 11 tokens kept a head"
+    two = ch.plot_kept([cache, cache], tokens=[f"t{n}" for n in range(12)])
+    assert two.get_images()[0].get_array().shape == (2 * KEY_HEADS, 12)
+    assert [label.get_text() for label in two.get_yticklabels()] == ["0.0", "0.1", "1.0", "1.1"]
+    with pytest.raises(ch.ArgumentError, match="tokens: has 3 words, expected one for each of 11 tokens"):
+        ch.plot_kept(cache, tokens=["a", "b", "c"])
+    with pytest.raises(ch.ArgumentError, match="row: is 2, expected one of 2 batch rows"):
+        ch.plot_kept(cache, row=2)

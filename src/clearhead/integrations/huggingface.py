@@ -79,6 +79,10 @@ def _forward(want: Wanted | None) -> Callable[..., tuple[Tensor, Any]]:
     ) -> tuple[Tensor, Any]:
         """(output (B, L, H, D), weights, observations or None) of one attention layer."""
         given = read(module, query, key, value, attention_mask, scaling, options)
+        evicting = getattr(key, "evicting", None)
+        if evicting is not None:
+            # its cache keeps some tokens only, and is told what was attended to
+            return evicting.attend(given, _asked(module, options)).transpose(1, 2).contiguous(), None
         beside = dropout > 0 and module.training
         asked = _asked(module, options)
         found: Observed | None = None
