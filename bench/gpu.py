@@ -2,9 +2,9 @@
 
     python bench/gpu.py [section …] [--json FILE] [--seconds N]
 
-Sections: ceilings choice forward masks sparse observe memory backward decode launching compiling; all of them unless
-some are named. One that fails is reported and the others go on. TFLOP/s count the products of the pairs that are not
-masked.
+Sections: ceilings choice forward masks sparse observe memory backward decode launching compiling watch; all of them
+unless some are named. One that fails is reported and the others go on. TFLOP/s count the products of the pairs that are
+not masked.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 from gpu_launching import OWN, compiling, launching
+from gpu_watch import watch
 from sparse_masks import on_gpu
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -327,7 +328,7 @@ def captured(call: Call) -> Call | None:
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     f.__name__: f
-    for f in (ceilings, forward, observe, masks, sparse, decode, backward, memory, choice, launching, compiling)
+    for f in (ceilings, forward, observe, masks, sparse, decode, backward, memory, choice, launching, compiling, watch)
 }
 
 

@@ -366,7 +366,10 @@ def test_queries_that_a_step_does_not_have_are_left_out():
 def test_what_is_wrong_is_said():
     model = Gpt(layers=1)
     for options, words in (
-        ({"want": {"tops": 3}}, "want: has 'tops', expected some of top, received, map, queries, weights, distance"),
+        (
+            {"want": {"tops": 3}},
+            "want: has 'tops', expected some of top, received, received_max, removal, map, queries, weights, distance",
+        ),
         ({"want": {"top": 0}}, "top: is 0, expected a whole number of at least 1"),
         ({"want": {"keep": 1}}, "want: has keep=1, expected True or False"),
         ({"want": "weights"}, "want: is a str, expected a dict"),

@@ -72,6 +72,8 @@ class Given(Lengths):
     def detached(self) -> Given:
         """The same call, of which no gradient is asked."""
         arrays = {name: getattr(self, name) for name in ("q", "k", "v", "mask", "bias", "sinks")}
+        if not any(getattr(array, "requires_grad", False) for array in arrays.values()):
+            return self
         return replace(self, **{name: a.detach() for name, a in arrays.items() if a is not None})
 
     def of_heads(self, heads: tuple[int, ...]) -> Given:

@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -24,13 +25,20 @@ from clearhead.calls import attention, observe
 from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
 from clearhead.watching import own, sdpa
+from clearhead.watching.attending import ATTENTION
 from clearhead.watching.distance import mean_distance
 from clearhead.watching.given import Given
-from clearhead.watching.recorder import ATTENTION, Recorder
+from clearhead.watching.recorder import Recorder
 from clearhead.watching.steps import FIXED, PLAIN, Steps, tensors
 
 # kernels that libraries register, and those that take functions, as flex_attention does
 KERNELS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
+
+
+@cache
+def is_kernel(kind: type) -> bool:
+    """Is that the type of a kernel? To ask PyTorch's abstract classes each time takes as long as a small product."""
+    return issubclass(kind, KERNELS)
 
 
 @dataclass
@@ -41,6 +49,7 @@ class Active(threading.local):
     mode: Mode | None = None
     steps: Steps = field(default_factory=Steps)
     quiet: bool = False  # steps are made that belong to a call which is known
+    following: bool = False  # some watch wants to know of attention in steps
 
 
 active = Active()
@@ -48,10 +57,12 @@ active = Active()
 
 def start(recorder: Recorder, given: Any = ()) -> None:
     """Look at this thread for a watch; `given` is what the module was called with."""
-    active.steps.know(tensors(given), PLAIN)
-    active.steps.know(recorder.root.buffers(), FIXED)
     if recorder not in active.recorders:
         active.recorders.append(recorder)
+    active.following = any(one.follows for one in active.recorders)
+    if active.following:
+        active.steps.know(tensors(given), PLAIN)
+        active.steps.know(recorder.root.buffers(), FIXED)
     if active.mode is None or not _on_stack(active.mode):
         active.mode = Mode()
         torch._C._push_on_torch_function_stack(active.mode)
@@ -61,6 +72,7 @@ def stop(recorder: Recorder) -> None:
     """Stop looking at this thread for a watch; the mode goes with the last one."""
     if recorder in active.recorders:
         active.recorders.remove(recorder)
+    active.following = any(one.follows for one in active.recorders)
     if not active.recorders and active.mode is not None:
         _take_off(active.mode)
         active.mode, active.steps = None, Steps()
@@ -101,20 +113,21 @@ class Mode(TorchFunctionMode):
             return known(_attend(func, args, kwargs))
         if func is F.multi_head_attention_forward:
             return known(_multi_head(func, args, kwargs))
-        if isinstance(func, KERNELS) and ATTENTION.search(str(func)):
+        if is_kernel(type(func)) and ATTENTION.search(str(func)):
             for recorder in active.recorders:
                 recorder.count()
                 recorder.refuse(f"it calls {func}, a kernel of its own")
             return known(func(*args, **kwargs))
         result = func(*args, **kwargs)
-        if not active.quiet:
+        if active.following and not active.quiet:
             _follow(func, args, kwargs, result)
         return result
 
 
 def known(result: Any) -> Any:
     """The same, which is no longer any attention's."""
-    active.steps.know(tensors(result), PLAIN)
+    if active.following:
+        active.steps.know(tensors(result), PLAIN)
     return result
 
 
@@ -164,7 +177,12 @@ def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False, o
         given = given.detached()
         for recorder in interested:
             observed = look(given, recorder)
-            if observed is not None and result is None and recorder.heads is None and (ours or ordinary(given)):
+            if (
+                observed is not None
+                and result is None
+                and recorder.heads is None
+                and (ours or trusted(given, recorder))
+            ):
                 result = laid_out(observed.output, given.q)
     return _edited(plain() if result is None else result)
 
@@ -216,6 +234,14 @@ def _edited(output: Tensor) -> Tensor:
     return output
 
 
+def trusted(given: Given, recorder: Recorder) -> bool:
+    """Is our result PyTorch's? On a GPU that is taken to be so until something else is found: it would have to wait."""
+    if given.q.is_cuda and given.bias is None and not recorder.careful:
+        recorder.doubt(given)
+        return True
+    return ordinary(given)
+
+
 def ordinary(given: Given) -> bool:
     """Are numbers and scores finite? Where a hidden key is not, it spoils PyTorch's output and never ours."""
     features = given.q.shape[-1]
@@ -236,10 +262,17 @@ def laid_out(output: Tensor, q: Tensor) -> Tensor:
     """An output as PyTorch lays it out in memory, after the queries: models take a `view` of it that relies on this."""
     if output.shape != q.shape or q.stride(-1) != 1:
         return output
-    strides = torch.empty_like(q, device="meta").stride()
+    strides = strides_like(tuple(q.shape), q.stride())
     if output.stride() == strides:
         return output
     return torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device).copy_(output)
+
+
+@lru_cache(maxsize=256)
+def strides_like(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of a new tensor that PyTorch makes after another."""
+    found: tuple[int, ...] = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
+    return found
 
 
 def look(given: Given, recorder: Recorder, why_not: Callable[[Observed], str | None] | None = None) -> Observed | None:

@@ -18,7 +18,7 @@ except ImportError:
     raise ImportError("watch needs PyTorch: pip install torch") from None
 
 from clearhead.core.errors import ArgumentError
-from clearhead.watching import mode
+from clearhead.watching import familiar, mode
 from clearhead.watching.eager import registry
 from clearhead.watching.names import Tokens
 from clearhead.watching.padded import as_fast_path
@@ -53,7 +53,10 @@ class watch:
       distance; keep=True, queries, keys and values, so that rollouts, rows, traces and scores such as `induction` can
       be asked for later; output=True, the outputs. Without it, all that `summary` shows.
     - tokens: a list of tokens, one for each batch row where there are several, or a tokenizer.
-    - on_device: leave what was observed where the model is, and not on the CPU.
+    - on_device: leave what was observed where the model is. Else it goes to the CPU; from a GPU while the model runs
+      on, and only who reads it waits.
+    - every: look at every so manyth run of the model alone, the first included; the others run as they are. Largest
+      logits and entropies of a training are then nearly free: `watch(model, want={"max_score": True}, every=100)`.
 
     The result is that of clearhead's kernel, within the error budget of PyTorch's. Where the model is training (it
     drops weights, or gradients are wanted) its own call computes the result, and is observed beside it; observations
@@ -74,12 +77,15 @@ class watch:
         want: Mapping[str, Any] | None = None,
         tokens: Any = None,
         on_device: bool = False,
+        every: int = 1,
     ) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ArgumentError("every", f"is {every!r}, expected a whole number of at least 1")
         model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
         if not isinstance(model, nn.Module):
             raise ArgumentError("model", f"is a {type(model).__name__}, expected a torch.nn.Module")
-        self.recorder = Recorder(model, wanted(want), _layers(layers), _heads(heads), Tokens(tokens), on_device)
-        self.handles: list[Any] = []
+        self.recorder = Recorder(model, wanted(want), _layers(layers), _heads(heads), Tokens(tokens), on_device, every)
+        self.handles: dict[str, list[Any]] = {}
 
     def __enter__(self) -> Seen:
         if self.recorder.closed or self.handles:
@@ -87,10 +93,17 @@ class watch:
         recorder = self.recorder
         uncompiled.begin()
         registry.begin()
+        matters: set[str] | None = None
+        if type(self) is watch:  # others change what a model does, and see all of it
+            recorder.learnt = self._keep
+            callers = familiar.callers(recorder.root)
+            if callers is not None:
+                recorder.know(callers)
+                matters = familiar.around(callers)
         for name, module in recorder.root.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):
+            if isinstance(module, torch.jit.ScriptModule) or (matters is not None and name not in matters):
                 continue
-            self.handles += [
+            self.handles[name] = [
                 module.register_forward_pre_hook(Hook(_before, recorder, name), prepend=True, with_kwargs=True),
                 module.register_forward_hook(Hook(_after, recorder, name), always_call=True, with_kwargs=True),
             ]
@@ -109,10 +122,14 @@ class watch:
         if kind is None and self.recorder.blind:
             _warn(self.recorder.seen)
 
+    def _keep(self, names: set[str]) -> None:
+        """Look at these modules alone from now on."""
+        for name in [name for name in self.handles if name not in names]:
+            for handle in self.handles.pop(name):
+                handle.remove()
+
     def _let_go(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-        self.handles = []
+        self._keep(set())
 
 
 def _warn(seen: Seen) -> None:
@@ -146,9 +163,11 @@ def _nothing(*given: Any) -> None:
 
 
 def _before(recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if _not_a_run():
+    if _not_a_run() or recorder.rests(module):
         return
-    if recorder.enter(name, module, args, kwargs):
+    outermost = recorder.enter(name, module, args, kwargs)
+    # where it is known who attends, all that others compute is let be
+    if recorder.calling(name) if recorder.callers is not None else outermost:
         mode.start(recorder, (args, kwargs))
 
 
@@ -157,8 +176,10 @@ def _after(
 ) -> Any:
     if _not_a_run():
         return None
-    if recorder.leave(name):
-        mode.stop(recorder)
+    if not recorder.rested(module):
+        attended = recorder.calling(name)
+        if recorder.leave(name) or attended:
+            mode.stop(recorder)
     if isinstance(module, nn.TransformerEncoder):
         return as_fast_path(module, args, kwargs, output)
     return None

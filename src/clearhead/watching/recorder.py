@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -16,26 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.core.observations import Observed
+from clearhead.watching import familiar
+from clearhead.watching.attending import attends, silence
 from clearhead.watching.call import CROSS, Call, layer_of
 from clearhead.watching.given import Given
+from clearhead.watching.leaving import Arriving, Leaving, ask, on_its_way
 from clearhead.watching.names import Tokens
 from clearhead.watching.seen import Seen
 from clearhead.watching.wants import Wanted
-
-ATTENTION = re.compile(r"(?i)attention|attn|(?<![a-z])mha(?![a-z])")
-# a module's own name says that it attends where it ends in this: post_attention_layernorm does not
-CALLED = re.compile(r"(?i)(^|_)(attention|attn|mha)\d*$")
-PART = re.compile(r"(Norm|Dropout|Embeddings?|Bias|Output|Mask)$")
-
-
-def attends(name: str, module: nn.Module) -> bool:
-    """True for a module that calls itself attention, by its class or by its own name; PyTorch's small parts do not."""
-    kind = type(module)
-    if kind.__module__.startswith("torch.nn.") and kind is not nn.MultiheadAttention:
-        return False
-    if PART.search(kind.__name__):
-        return False
-    return bool(ATTENTION.search(kind.__name__) or CALLED.search(name.rpartition(".")[2]))
 
 
 @dataclass
@@ -58,6 +45,7 @@ class Thread(threading.local):
     step: int = 0
     whole: bool = False  # it is the whole model that runs
     within: FrameType | None = None  # where Python runs the outermost module
+    resting: bool = False  # the whole model runs, and this time nobody looks
 
 
 class Recorder:
@@ -71,10 +59,17 @@ class Recorder:
         heads: tuple[int, ...] | None,
         tokens: Tokens,
         on_device: bool,
+        every: int = 1,
     ) -> None:
         self.root, self.wanted, self.layers, self.heads = root, wanted, layers, heads
-        self.tokens, self.on_device = tokens, on_device
-        self.seen = Seen()
+        self.tokens, self.on_device, self.every = tokens, on_device, every
+        self.leaving = Leaving()
+        self.seen = Seen(Arriving(self.leaving))
+        self.turns = 0
+        self.callers: frozenset[str] | None = None  # who makes calls, where all of them are known
+        self.follows = True  # steps are followed, since there may be attention in them
+        self.learnt: Callable[[set[str]], None] | None = None  # told of the modules that matter
+        self.careful = False  # numbers were met that are not finite
         self.here = Thread()
         self.lock = threading.Lock()
         self.begun = 0
@@ -90,6 +85,22 @@ class Recorder:
         self.in_steps: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self.edit: Callable[[Tensor], Tensor] | None = None  # a change to what heads give, and then nothing is observed
+
+    def rests(self, module: nn.Module) -> bool:
+        """True where nobody looks at a run: at all but every so manyth of the whole model."""
+        here = self.here
+        if self.every > 1 and module is self.root and not here.frames:
+            with self.lock:
+                here.resting = self.turns % self.every != 0
+                self.turns += 1
+        return here.resting
+
+    def rested(self, module: nn.Module) -> bool:
+        """True where a module has run at which nobody looked."""
+        resting = self.here.resting
+        if module is self.root:
+            self.here.resting = False
+        return resting
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A module starts to run; True where it is the outermost on this thread."""
@@ -120,11 +131,21 @@ class Recorder:
         while frames:
             frame = frames.pop()
             if frame.name == name:
-                self._note_silence(frame)
+                self._notesilence(frame)
                 if not frames:
+                    whole = self.here.whole
                     self._one_less()
+                    if whole:
+                        self._learn()
                 return not frames
         return False
+
+    def calling(self, name: str) -> bool:
+        """Is a module one that makes calls, where these are known, and not inside another such one?"""
+        callers = self.callers
+        if callers is None or name not in callers:
+            return False
+        return not any(frame.name in callers for frame in self.here.frames if frame.name != name)
 
     def abandon(self) -> None:
         """Forget a run on this thread that was interrupted, as Ctrl-C does, without being left."""
@@ -151,7 +172,27 @@ class Recorder:
         if last is not None:
             last()
 
-    def _note_silence(self, frame: Frame) -> None:
+    def _learn(self) -> None:
+        """A whole run has ended: where all attention was seen, the next ones are looked at with less effort."""
+        if self.callers is not None or self.edit is not None or not self.made_calls or self.inside:
+            return
+        if not (self.in_steps or self.silent or self.refused):
+            familiar.remember(self.root, self.made_calls)
+            self.know(frozenset(self.made_calls))
+
+    def know(self, callers: frozenset[str]) -> None:
+        """All of the model's attention is computed by these modules."""
+        if self.learnt is not None:
+            self.callers, self.follows = callers, False
+            self.learnt(familiar.around(callers))
+
+    def _notesilence(self, frame: Frame) -> None:
+        if not self.follows and self.callers is not None:
+            if frame.name in self.callers and self.here.made == frame.before:
+                familiar.forget(self.root)
+                with self.lock:
+                    self.silent[frame.name] = silence(frame.module, "in steps, or in a kernel of its own")
+            return
         if not attends(frame.name, frame.module):
             return
         with self.lock:
@@ -161,7 +202,7 @@ class Recorder:
                 self.silent = {n: why for n, why in self.silent.items() if not _inside(n, frame.name)}
             # one that did nothing that attention needs only is called so
             if self.here.made == frame.before and self.here.mixed > frame.mixed:
-                self.silent[frame.name] = _silence(frame.module, "in steps, or in a kernel of its own")
+                self.silent[frame.name] = silence(frame.module, "in steps, or in a kernel of its own")
 
     @property
     def running(self) -> str:
@@ -191,7 +232,7 @@ class Recorder:
         outer = (frame for frame in frames if frame.name and attends(frame.name, frame.module))
         frame = next(outer, frames[-1])  # of which the others are helpers
         with self.lock:
-            self.in_steps.setdefault(frame.name, _silence(frame.module, "in steps, softmax(a @ b) @ c"))
+            self.in_steps.setdefault(frame.name, silence(frame.module, "in steps, softmax(a @ b) @ c"))
 
     def selects(self) -> bool:
         """Is the call that is being made now one of the layers that are wanted?"""
@@ -217,8 +258,8 @@ class Recorder:
         if not self.wanted.output:
             observed = observed.each(lambda a: a)  # a value of its own
             object.__setattr__(observed, "output", observed.output[..., :0].clone())
-        if not self.on_device:
-            observed, distance = observed.each(_to_cpu), _to_cpu(distance)
+        if not self.on_device and not observed.lse.is_cpu:
+            observed, distance = on_its_way(self.leaving, observed, distance)
         step = self.here.step
         batch = math.prod(observed.lse.shape[:-2])
         named = self.tokens.of(frame.name, step, batch, given.queries, given.keys, crossing=self.crosses)
@@ -241,11 +282,26 @@ class Recorder:
                 )
             )
 
+    def doubt(self, given: Given) -> None:
+        """Whether numbers on a GPU are finite is told when what was observed is read: nobody waits for it before.
+
+        Where they are not, PyTorch's result and ours may differ. It is then said of this call, and later ones wait.
+        """
+        name = self.running
+
+        def odd() -> None:
+            self.careful = True
+            why = "its numbers are not finite, and the model went on with clearhead's result of them"
+            self.seen.missed.setdefault(name, why)
+
+        ask(self.leaving, given, odd)
+
     def _kept(self, given: Given) -> Given:
         """A copy of a call; layers that share a mask, boolean or float, share its copy."""
         mine = given.copied()
         if not self.on_device:
-            mine = Given(**{name: _to_cpu(value) for name, value in vars(mine).items()})
+            names = list(vars(mine))
+            mine = Given(**dict(zip(names, self.leaving.off([getattr(mine, name) for name in names]), strict=True)))
         mask, bias = self._shared("mask", given.mask, mine.mask), self._shared("bias", given.bias, mine.bias)
         return replace(mine, mask=mask, bias=bias)
 
@@ -323,27 +379,8 @@ def _inside(name: str, other: str) -> bool:
     return name != other and (not other or name.startswith(f"{other}."))
 
 
-def _silence(module: nn.Module, how: str) -> str:
-    """Why a module that attends made no call."""
-    words = f"{type(module).__name__} ran, but not by scaled_dot_product_attention: {how}"
-    configs = (getattr(part, "config", None) for part in module.modules())
-    way = next((getattr(config, "_attn_implementation", None) for config in configs if config is not None), None)
-    if isinstance(way, str) and way != "sdpa":
-        helps = (
-            "where the model has it, model.set_attn_implementation('sdpa') lets it be seen; Gemma-2, GPT-OSS and "
-            "others that attend through transformers' interface also take clearhead.integrations.huggingface."
-            "register() and set_attn_implementation('clearhead')"
-        )
-        return f"{words} (attn_implementation is {way!r}; {helps})"
-    return words
-
-
 def _identity(mask: Tensor | None) -> tuple[Any, ...] | None:
     """Where a mask lies and how often it was written to; None where PyTorch does not count that."""
     if mask is None or mask.is_inference():
         return None
     return mask.data_ptr(), mask.shape, mask.stride(), mask._version
-
-
-def _to_cpu(value: Any) -> Any:
-    return value.cpu() if isinstance(value, Tensor) else value

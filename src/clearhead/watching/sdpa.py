@@ -55,7 +55,8 @@ def hold_numbers(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"its {name} is a nested or sparse tensor")
         if tensor.device.type == "meta":
             raise ValueError("its tensors are on the meta device and hold no numbers")
-        if type(tensor.detach()) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        plain = type(tensor) is Tensor or type(tensor.detach()) is Tensor
+        if not plain or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             raise ValueError(
                 f"its {name} is a {type(tensor).__name__} inside a transform, and holds no numbers of its own"
             )

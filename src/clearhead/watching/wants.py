@@ -14,6 +14,7 @@ from clearhead.core.observations import OBSERVATIONS, want
 
 OBSERVED = tuple(OBSERVATIONS)
 OWN = ("distance", "keep", "output")
+ALWAYS = ("lse", "max_score", "entropy")  # which are observed in any case
 # positions are checked against the length of each call, which is not known before it is made
 LONGEST = 2**40
 
@@ -51,10 +52,10 @@ def wanted(given: Mapping[str, Any] | None) -> Wanted:
         raise ArgumentError(
             "want", f"is a {type(given).__name__}, expected a dict such as {{'top': 8, 'received': True}}"
         )
-    unknown = [name for name in given if name not in OBSERVED + OWN]
+    unknown = [name for name in given if name not in OBSERVED + OWN + ALWAYS]
     if unknown:
         raise ArgumentError("want", f"has {unknown[0]!r}, expected some of {', '.join(OBSERVED + OWN)}")
-    for name in OWN:
+    for name in OWN + ALWAYS:
         if not isinstance(given.get(name, False), bool):
             raise ArgumentError("want", f"has {name}={given[name]!r}, expected True or False")
     options = {name: given[name] for name in OBSERVED if given.get(name) is not None}
