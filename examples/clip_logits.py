@@ -51,7 +51,7 @@ def main() -> None:
     """Train a small GPT, its logits held below a limit."""
     torch.manual_seed(0)
     model = ch.nn.GPT(ch.nn.GPTConfig(vocabulary=32, context=64, layers=2, heads=4, width=64)).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     tokens = torch.randint(32, (8, 33)).cumsum(1) % 32
     with ch.watch(model, want={"max_score": True}, every=EVERY) as seen:
         for step in range(STEPS):

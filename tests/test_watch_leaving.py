@@ -74,7 +74,7 @@ def test_copies_wait_for_the_model_and_readers_for_copies() -> None:
     under_way = Leaving()
     sources = [torch.arange(6.0).reshape(2, 3), torch.tensor([5, -1, 2**40]), torch.zeros(0, 4), torch.tensor([True])]
     found = under_way.take([source.as_subclass(Away) for source in sources])
-    assert ["wait for current", "enter", *["record"] * 4, "event", "leave"] == LOG
+    assert ["wait for current", "enter", *["record"] * 4, "leave", "event"] == LOG
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, sources, strict=True))
     assert len({one.untyped_storage().data_ptr() for one in found}) == 1, "one piece of memory"
     calls: Arriving[str] = Arriving(under_way)

@@ -17,13 +17,13 @@ from clearhead.nn.places import Held
 from clearhead.watching.given import Given
 
 
-class EvictingLayer(DynamicLayer):  # type: ignore[misc]  # transformers says nothing of its types
+class EvictingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers says nothing of its types
     """One layer of an `EvictingCache`. Its keys know it: so clearhead's attention can tell it what was attended to."""
 
     is_croppable = False
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.kept, self.seen = Kept(policy), 0
         self.before: tuple[Any, ...] = ()
         self.beside: list[EvictingLayer] = [self]  # all layers of the cache that do so
@@ -42,7 +42,7 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]  # transformers says no
         new = torch.arange(self.seen, self.seen + key_states.shape[2], device=key_states.device)
         self.keys, self.values = self.kept.add(key_states, value_states, new.expand(len(key_states), -1), padded=False)
         self.seen += key_states.shape[2]
-        handed = self.keys.view(self.keys.shape)  # an object of its own, which only attention is handed
+        handed: Any = self.keys.view(self.keys.shape)  # an object of its own, which only attention is handed
         handed.evicting = self
         return handed, self.values
 
@@ -136,7 +136,7 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]  # transformers says no
         raise ArgumentError("past_key_values", "is an EvictingCache, which stays on its device")
 
 
-class EvictingCache(Cache):  # type: ignore[misc]  # as above
+class EvictingCache(Cache):
     """A cache for Hugging Face models that keeps the tokens that a policy of `clearhead.nn.eviction` chooses.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM

@@ -298,7 +298,9 @@ def all_or_nothing(forward: Callable[Given, Result]) -> Callable[Given, Result]:
         mine = [c for c in given if isinstance(c, KVCache) and c.overwritten is None]
         if not mine or torch.compiler.is_compiling():
             return forward(*args, **kwargs)
-        before = [(cache, cache.k, cache.v, cache.seen, cache.kept and cache.kept.state) for cache in mine]
+        before = [
+            (cache, cache.k, cache.v, cache.seen, cache.kept.state if cache.kept is not None else ()) for cache in mine
+        ]
         for cache in mine:
             cache.overwritten = []
         try:
@@ -365,6 +367,6 @@ def with_policy(cache: KVCache, wanted: Mapping[str, Any] | None) -> Mapping[str
         if other is not None and (isinstance(value, Tensor) or isinstance(other, Tensor) or other != value):
             raise ArgumentError(
                 "observe",
-                f"has {name}={wanted[name]!r}, and the cache's policy needs {name}={value!r} of the same call",
+                f"has {name}={other!r}, and the cache's policy needs {name}={value!r} of the same call",
             )
     return {**(wanted or {}), **asked} if asked else wanted

@@ -12,6 +12,7 @@ nobody else before it has been copied, however soon Python lets go of it. And a 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, SupportsIndex, TypeVar, overload
 
@@ -34,6 +35,7 @@ class Leaving:
     """Copies that are under way, of one watch."""
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self.streams: dict[Any, Any] = {}
         self.events: dict[Any, Any] = {}  # after the last copies of each device
         self.arrived: list[Callable[[], None]] = []  # what is to be done once they are there
@@ -41,28 +43,33 @@ class Leaving:
     def take(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The same numbers on the host, once `wait` has been called; all of `tensors` are on one GPU."""
         device = tensors[0].device
-        copying = self.streams.get(device)
-        if copying is None:
-            copying = self.streams[device] = torch.cuda.Stream(device)
         tensors = [tensor.contiguous() for tensor in tensors]
         starts, size = [], 0
         for tensor in tensors:
             starts.append(size)
             size += -(-tensor.numel() * tensor.element_size() // ALIGNED) * ALIGNED
         room = pinned(max(size, 1))
-        copying.wait_stream(torch.cuda.current_stream(device))
         found = []
-        with torch.cuda.stream(copying):
-            for start, tensor in zip(starts, tensors, strict=True):
-                part = room[start : start + tensor.numel() * tensor.element_size()]
-                target = part.view(tensor.dtype).view(tensor.shape)
-                target.copy_(tensor, non_blocking=True)
-                tensor.record_stream(copying)
-                found.append(target)
-            event = torch.cuda.Event()
+        with self.lock:  # so that the last event is after all copies, whichever thread asked for them
+            copying = self.stream(device)
+            copying.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(copying):
+                for start, tensor in zip(starts, tensors, strict=True):
+                    part = room[start : start + tensor.numel() * tensor.element_size()]
+                    target = part.view(tensor.dtype).view(tensor.shape)
+                    target.copy_(tensor, non_blocking=True)
+                    tensor.record_stream(copying)
+                    found.append(target)
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # PyTorch says nothing of it
             event.record(copying)
-        self.events[device] = event
+            self.events[device] = event
         return found
+
+    def stream(self, device: Any) -> Any:
+        """The stream by which a device is left."""
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as above
+        return self.streams[device]
 
     def off(self, arrays: Sequence[Any]) -> list[Any]:
         """Arrays as they are to be held: those on a GPU on their way to the host, others there at once.
@@ -77,9 +84,10 @@ class Leaving:
 
     def wait(self) -> None:
         """Until all that was taken is there."""
-        while self.events:
-            self.events.popitem()[1].synchronize()
-        arrived, self.arrived = self.arrived, []
+        with self.lock:
+            while self.events:
+                self.events.popitem()[1].synchronize()
+            arrived, self.arrived = self.arrived, []
         for finish in arrived:
             finish()
 

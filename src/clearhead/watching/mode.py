@@ -36,7 +36,7 @@ KERNELS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.Higher
 
 
 @cache
-def is_kernel(kind: type) -> bool:
+def is_kernel(kind: Any) -> bool:
     """Is that the type of a kernel? To ask PyTorch's abstract classes each time takes as long as a small product."""
     return issubclass(kind, KERNELS)
 
@@ -236,7 +236,8 @@ def _edited(output: Tensor) -> Tensor:
 
 def trusted(given: Given, recorder: Recorder) -> bool:
     """Is our result PyTorch's? On a GPU that is taken to be so until something else is found: it would have to wait."""
-    if given.q.is_cuda and given.bias is None and not recorder.careful:
+    some = given.q.numel() and given.k.numel() and given.v.numel()
+    if some and given.q.is_cuda and given.bias is None and not recorder.careful:
         recorder.doubt(given)
         return True
     return ordinary(given)
