@@ -113,7 +113,8 @@ class Mode(TorchFunctionMode):
             return known(_attend(func, args, kwargs))
         if func is F.multi_head_attention_forward:
             return known(_multi_head(func, args, kwargs))
-        if is_kernel(type(func)) and ATTENTION.search(str(func)):
+        kind: Any = type(func)
+        if is_kernel(kind) and ATTENTION.search(str(func)):
             for recorder in active.recorders:
                 recorder.count()
                 recorder.refuse(f"it calls {func}, a kernel of its own")

@@ -141,11 +141,11 @@ class Recorder:
         return False
 
     def calling(self, name: str) -> bool:
-        """Is a module one that makes calls, where these are known, and not inside another such one?"""
+        """Is a module that is running one that makes calls, where these are known, and not inside another such one?"""
         callers = self.callers
         if callers is None or name not in callers:
             return False
-        return not any(frame.name in callers for frame in self.here.frames if frame.name != name)
+        return sum([frame.name in callers for frame in self.here.frames]) == 1
 
     def abandon(self) -> None:
         """Forget a run on this thread that was interrupted, as Ctrl-C does, without being left."""
