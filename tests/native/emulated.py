@@ -43,7 +43,7 @@ def has(isa: str) -> bool:
 
 def observes() -> list[str]:
     """What its kernels gather of the weights: the source is the same for every machine."""
-    return ["top", "received", "map", "queries", "weights"]
+    return ["top", "received", "received_max", "removal", "map", "queries", "weights"]
 
 
 def sizes(isa: str, wide: bool) -> dict[str, dict[str, int]]:
@@ -204,9 +204,10 @@ class Call:
             own = {} if one.sizes is None else one.sizes(wanted, grid)
             axes = {"queries": queries, "keys": keys, **own}
             parts = [part for part in one.parts if part.led]
-            for address, part in zip(arrays, parts, strict=True):
+            for address, part in zip(arrays[: len(parts)], parts, strict=True):
                 size = all_heads * math.prod(axes[axis] for axis in part.axes)
                 sizes.append((address, size * (item if part.positions is None else 8)))
+            sizes += [(address, rows) for address in arrays[len(parts) :]]  # how much each query counts
         return [(address, size if address else 0) for address, size in sizes]
 
     def run(self, isa: str, back: bool) -> None:
