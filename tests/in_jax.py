@@ -1,8 +1,9 @@
 """Which cases JAX is held to, and how one of them is under `jit`.
 
-JAX compiles each step anew for each shape, and then takes a hundred times as long as NumPy for a small one. As it is,
-it is held to every other case of the two usual shapes, by both kernels in turn; under `jit`, to other shapes and to
-some of each kind, by one kernel or by the other in tiles that meet. What each mask, bias and number means is held by
+The compiled kernel is held to every case, as it is and under `jit`, and by `python tests/in_jax.py` where JAX has 32
+bits. The others are made of steps that JAX compiles anew for each shape, and then takes a hundred times as long as
+NumPy for a small one. As it is, they are held to every other case of the two usual shapes, in turn; under `jit`, to other
+shapes and to some of each kind, one or the other in tiles that meet. What each mask, bias and number means is held by
 NumPy.
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from budget import check, expected
 from cases import CASES, DV, B, Case, D, H, S, T
+from conformance import CHECKS, REFUSED
 from libraries import LIBRARIES, numbers
 
 import clearhead as ch
@@ -68,3 +71,20 @@ def under_jit(kernel: str, case: Case) -> None:
     }
     for what, array in found.items():
         check(numbers(array), expected(case.name)[what], max(arrays[0].shape[-2], arrays[1].shape[-2]), what)
+
+
+def narrow() -> None:
+    """Every third case but those of 64 bits, and all of which a number is a seed or a position, with 32 bits in JAX."""
+    jax.config.update("jax_enable_x64", False)
+    some = [case for n, case in enumerate(CASES) if n % 3 == 0 or "offset" in case.name or "documents" in case.name]
+    held = [case for case in some if case.dtype != "float64" and ("compiled", case.name) not in REFUSED]
+    for case in held:
+        with np.errstate(all="ignore"):
+            for hold in CHECKS.values():
+                hold("compiled", case, JAX)
+            under_jit("compiled", case)
+    print(f"{len(held)} cases hold in 32 bits")
+
+
+if __name__ == "__main__":
+    narrow()

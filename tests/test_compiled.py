@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import jax.numpy as jnp
+import array_api_strict
 import numpy as np
 import pytest
 import torch
@@ -120,8 +120,9 @@ def test_what_it_refuses() -> None:
     x = np.zeros((1, 4, 513), np.float32)
     plan = ch.plan(x, x, x)
     assert plan.others["compiled"] == "refused: 513 features of a query are outside 1 to 512"
-    j = jnp.zeros((1, 4, 8))
-    assert ch.plan(j, j, j).others["compiled"] == "refused: it takes NumPy arrays and PyTorch CPU tensors, not jax"
+    j = array_api_strict.zeros((1, 4, 8), dtype=array_api_strict.float32)
+    said = "refused: it takes NumPy, PyTorch and JAX arrays on the CPU, not array_api_strict"
+    assert ch.plan(j, j, j).others["compiled"] == said
     meta = torch.zeros((1, 4, 8), device="meta")
     assert module.compiled.rejects(pose(meta, meta, meta)) == "it takes tensors on the CPU, not on meta"
     with pytest.raises(ch.KernelRefused, match="it has no dropout"):

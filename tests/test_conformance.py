@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 
 import in_jax
 import pytest
@@ -86,6 +90,23 @@ def test_kernel_conforms_in_jax(name: str, kernel: str) -> None:
 )
 def test_kernel_conforms_under_jit(kernel: str, name: str) -> None:
     in_jax.under_jit(kernel, BY_NAME[name])
+
+
+@built
+@pytest.mark.parametrize("case", [case for case in CASES if ("compiled", case.name) not in REFUSED], ids=str)
+def test_compiled_conforms_in_jax(case: Case) -> None:
+    for check in CHECKS.values():
+        check("compiled", case, in_jax.JAX)
+    in_jax.under_jit("compiled", case)
+
+
+@built
+def test_compiled_conforms_where_jax_has_32_bits() -> None:
+    done = subprocess.run(
+        [sys.executable, "in_jax.py"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.fullmatch(r"\d\d cases hold in 32 bits\n", done.stdout)
 
 
 def test_case_names_are_distinct() -> None:

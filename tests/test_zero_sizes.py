@@ -47,7 +47,7 @@ def refused(sizes: tuple[Any, ...], kernel: str | None) -> bool:
 @pytest.mark.parametrize("library", [library for library in LIBRARIES if library.name != "jax"], ids=str)
 def test_every_size_of_zero_works_or_is_refused_in_words(library: ArrayLibrary, kernel: str | None) -> None:
     if kernel == "compiled" and library.name not in ("numpy", "torch"):
-        pytest.skip("it takes NumPy arrays and PyTorch tensors only")
+        pytest.skip("it takes NumPy, PyTorch and JAX arrays only")
     if kernel is None and library.name == "strict":
         pytest.skip("the kernel that is chosen is `dense`, which is asked for by name")
     step = {"numpy": 3, "torch": 5, "strict": 11}[library.name]  # the same steps

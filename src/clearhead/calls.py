@@ -10,7 +10,17 @@ import numpy as np
 
 from clearhead.core.admit import admit, lies_plainly, refuse_by_class, require_numbers
 from clearhead.core.array_masks import of_pytorch
-from clearhead.core.arrays import AnyArray, Array, ArrayOf, ArrayT, Library, dtype_name, is_torch, require_array
+from clearhead.core.arrays import (
+    AnyArray,
+    Array,
+    ArrayOf,
+    ArrayT,
+    Library,
+    all_jax,
+    dtype_name,
+    is_torch,
+    require_array,
+)
 from clearhead.core.errors import ArgumentError
 from clearhead.core.foreign import ATTENTION, OBSERVE, closed, refuse_others
 from clearhead.core.mask import Mask
@@ -77,6 +87,10 @@ def attention(
         scale = tempered(temperature, scale, q)
     if plain and kernel is None and type(q) is type(k) is type(v) is np.ndarray:  # type: ignore[comparison-overlap]  # q is of any library
         output = at_once("numpy", q, k, v, mask, scale)
+        if output is not None:
+            return output
+    elif plain and kernel is None and all_jax(q, k, v):
+        output = at_once("jax", q, k, v, mask, scale)
         if output is not None:
             return output
     if is_torch(q):

@@ -85,6 +85,12 @@ def is_torch(value: object) -> bool:
     return value is not None and tensor is not None and (type(value) is tensor or isinstance(value, tensor))
 
 
+def all_jax(*values: object) -> bool:
+    """True for JAX arrays that hold their numbers; by the name of their class, which nobody has to import for it."""
+    kind = type(values[0])
+    return kind.__name__ == "ArrayImpl" and all(type(value) is kind for value in values)
+
+
 def is_traced(value: object) -> bool:
     """True for an array that holds no numbers yet: one that JAX or PyTorch is tracing, or that stands for others."""
     torch = sys.modules.get("torch")

@@ -26,7 +26,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 
 from clearhead.core import intervals, ranges
-from clearhead.core.arrays import Array
+from clearhead.core.arrays import Array, Library
 from clearhead.core.grid import Alignment, Grid
 from clearhead.core.ranges import KeyRanges
 from clearhead.core.steps import Cut, Steps, by_both
@@ -325,6 +325,9 @@ def by_row(values: np.ndarray, grid: Grid) -> Numbers:
     >>> by_row(np.array([3, 5]).reshape(2, 1, 1, 1, 1), Grid((2, 2), 1, 4, 4))
     array([3, 3, 5, 5])
     """
+    if not isinstance(values, np.ndarray):  # JAX traces them
+        values = values[..., 0, 0, 0] if values.ndim else values
+        return Library.of(values).xp.broadcast_to(values, grid.batch).reshape(-1)
     if values.size == 1:
         return int(values.item())
     return np.broadcast_to(values[..., 0, 0, 0], grid.batch).reshape(-1)
@@ -340,4 +343,5 @@ def in_rows(values: np.ndarray, grid: Grid) -> np.ndarray:
     length = values.shape[-1]
     if math.prod(values.shape[:-1]) == 1:
         return values.reshape(1, length)
-    return np.broadcast_to(values, (*grid.batch, length)).reshape(math.prod(grid.batch), length)
+    xp = np if isinstance(values, np.ndarray) else Library.of(values).xp
+    return xp.broadcast_to(values, (*grid.batch, length)).reshape(math.prod(grid.batch), length)

@@ -205,8 +205,10 @@ class GlobalTokens(Mask):
 
     def lower(self, grid: Grid) -> Node:
         def marked() -> tuple[np.ndarray, np.ndarray]:
-            queries = np.arange(grid.queries) + np.reshape(lowered.offset_by_row(self.alignment, grid), (-1, 1))
-            return np.isin(queries, self.indices), np.isin(np.arange(grid.keys)[None, :], self.indices)
+            offset = lowered.offset_by_row(self.alignment, grid)
+            offset = np.reshape(offset, (-1, 1)) if isinstance(offset, int | np.ndarray) else offset.reshape(-1, 1)
+            queries = np.arange(grid.queries) + offset
+            return among(queries, self.indices), among(np.arange(grid.keys)[None, :], self.indices)
 
         return lowered.FlagsNode(marked)
 

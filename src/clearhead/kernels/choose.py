@@ -25,7 +25,12 @@ ON_GPU: tuple[Kernel, ...] = (vendor, hopper, triton)
 KERNELS: tuple[Kernel, ...] = (compiled, *ON_GPU, tiled, dense)
 
 # for arrays of a library, the kernels that may see at a glance that a call without options is for them
-AT_ONCE: dict[str, tuple[AtOnce, ...]] = {"numpy": (dense, compiled), "torch": (compiled,), "cuda": (vendor,)}
+AT_ONCE: dict[str, tuple[AtOnce, ...]] = {
+    "numpy": (dense, compiled),
+    "torch": (compiled,),
+    "cuda": (vendor,),
+    "jax": (compiled,),
+}
 
 # Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
 # (`make bench`).

@@ -1,8 +1,7 @@
-"""The compiled CPU kernel: the tiled kernel in C++ (`native/`), on NumPy arrays and PyTorch CPU tensors as they lie."""
+"""The compiled CPU kernel: the tiled kernel in C++ (`native/`), on NumPy, PyTorch and JAX arrays as they lie."""
 
 from __future__ import annotations
 
-import atexit
 import math
 import sys
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from clearhead.core.arrays import Array, dtype_name, is_torch, settled, summed_like, to_numpy
+from clearhead.core.arrays import Array, dtype_name, is_torch, is_traced, settled, summed_like, to_numpy
 from clearhead.core.asking import QueryWeights
 from clearhead.core.errors import ArgumentError
 from clearhead.core.formula import Gradients
@@ -19,35 +18,12 @@ from clearhead.core.observations import OBSERVATIONS, Observed, Part, Want, chan
 from clearhead.core.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
-from clearhead.kernels.prepared import Effort, on_arrays, on_tensors, remember
+from clearhead.kernels.extension import NOT_BUILT, OBSERVES, TYPES, at, native
+from clearhead.kernels.prepared import Effort, on_arrays, on_jax, on_tensors, remember
 
-NOT_BUILT = ""
-try:
-    import clearhead._native as native
-except ModuleNotFoundError:
-    native = None
-    NOT_BUILT = (
-        "it was not built when clearhead was installed: it needs GCC or Clang with C++17; where there is one, "
-        "`pip install --verbose --force-reinstall --no-deps` of the same source builds it, or shows why not"
-    )
-except ImportError as error:
-    native = None
-    NOT_BUILT = f"it was built, but cannot be loaded: {error}"
-
-if native is not None and sys.version_info < (3, 14) and hasattr(native, "end"):
-    atexit.register(native.end)
-
-# what `native/observe.h` gathers
-OBSERVES = frozenset() if native is None else frozenset(native.observes())
-TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "bool": 4}
 WIDEST = 512
 
 ONE_ROW = np.zeros(1, np.int64)
-
-
-def at(array: np.ndarray) -> int:
-    """Where an array's numbers lie."""
-    return int(array.__array_interface__["data"][0])
 
 
 class Compiled:
@@ -63,10 +39,12 @@ class Compiled:
         """Why it cannot take a problem."""
         if native is None:
             return NOT_BUILT
-        if problem.library.name not in ("numpy", "torch"):
-            return f"it takes NumPy arrays and PyTorch CPU tensors, not {problem.library.name}"
+        if problem.library.name not in ("numpy", "torch", "jax"):
+            return f"it takes NumPy, PyTorch and JAX arrays on the CPU, not {problem.library.name}"
         if problem.library.name == "torch" and problem.q.device.type != "cpu":
             return f"it takes tensors on the CPU, not on {problem.q.device}"
+        if problem.library.name == "jax" and (elsewhere := not_on_cpu(problem)):
+            return elsewhere
         for name, size in (("features of a query", problem.q.shape[-1]), ("features of a value", problem.width)):
             if not 1 <= size <= WIDEST:
                 return f"{size} {name} are outside 1 to {WIDEST}"
@@ -78,6 +56,10 @@ class Compiled:
 
     def run(self, problem: Problem) -> Ran:
         """Output and log-sum-exp, and what is wanted, in one call."""
+        if problem.library.name == "jax":
+            from clearhead.kernels.xla import running as xla  # needs JAX, which is here now
+
+            return xla.run(problem)
         running = Running(problem)
         ran = running.forward(self.isa)
         self.used = running.call.bytes
@@ -85,15 +67,47 @@ class Compiled:
             remember(problem, running.call, running.effort)
         return ran
 
+    def how(self, problem: Problem) -> str | None:
+        """How programs of JAX call it."""
+        if problem.library.name != "jax":
+            return None
+        from clearhead.kernels.xla.interface import missing  # as above
+
+        reason = missing()
+        way = "through XLA's foreign function interface" if reason is None else f"through Python, since {reason}"
+        return f"where arrays lie; under jit {way}"
+
     def at_once(self, q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
         """The output for a kind of call that it had before; to check it again takes longer than a short call."""
+        if not isinstance(q, np.ndarray) and not is_torch(q):
+            return on_jax(q, k, v, mask, scale)
         return (on_arrays if isinstance(q, np.ndarray) else on_tensors)(q, k, v, mask, scale)
 
     def gradients(
         self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
     ) -> Gradients:
         """dq, dk and dv, the weights recomputed by tile."""
+        if problem.library.name == "jax":
+            from clearhead.kernels.xla import running as xla  # as above
+
+            return xla.gradients(problem, dout, output, peak, total, dlse)
         return Running(problem).backward(self.isa, dout, output, peak, total, dlse)
+
+
+def not_on_cpu(problem: Problem) -> str | None:
+    """Why arrays of JAX are not for it: they are elsewhere, or will be."""
+    jax = sys.modules["jax"]
+    if (
+        problem.library.device is None
+    ):  # traced: what is compiled goes where JAX puts things, unless it is told otherwise
+        platform = getattr(jax.config.jax_default_device, "platform", None) or jax.default_backend()
+    else:
+        platform = next(iter(problem.q.devices())).platform
+    if platform != "cpu":
+        return f"it takes arrays on the CPU, not on {platform}"
+    if is_traced(problem.softcap):
+        return "it takes no traced softcap; `tiled` does"
+    return None
 
 
 class Running:

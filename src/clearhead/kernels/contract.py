@@ -87,6 +87,12 @@ class Several(Protocol):
         """Each as it would be called, to be timed."""
 
 
+def how(kernel: Kernel, problem: Problem) -> str | None:
+    """The way that a kernel is reached, in words, where it says so."""
+    words: Callable[[Problem], str | None] = getattr(kernel, "how", lambda problem: None)
+    return words(problem)
+
+
 def rejects_gradients(kernel: Kernel, problem: Problem) -> str | None:
     """Why a kernel does not give gradients of this problem."""
     # by its name: asking whether it is a `RefusesGradients` takes longer than the rest

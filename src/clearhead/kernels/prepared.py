@@ -14,7 +14,7 @@ from clearhead.core.arrays import Array
 from clearhead.core.mask import Mask
 from clearhead.core.mask_keys import mask_key
 from clearhead.core.problem import Problem, default_scale
-from clearhead.kernels.threads import team, threads
+from clearhead.kernels.threads import allow, team, threads
 
 # multiply-adds that are worth a thread more, and bytes of keys and values: to have its attention takes some µs
 THREAD_WORK, THREAD_BYTES = 125_000, 200_000
@@ -27,6 +27,11 @@ MOST = 512
 def main_thread() -> bool:
     """True in the thread in which Python runs the handlers of signals, and PyTorch its operations, most likely."""
     return threading.get_ident() == threading.main_thread().ident
+
+
+def worth(work: int, read: int) -> int:
+    """How many threads so many multiply-adds, or bytes of keys and values, are worth."""
+    return max(work // THREAD_WORK, read // THREAD_BYTES)
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Effort:
         batch = math.prod(grid.batch)
         work = batch * grid.heads * grid.queries * grid.keys * columns
         read = batch * problem.key_heads * grid.keys * columns * problem.k.dtype.itemsize
-        return cls(max(work // THREAD_WORK, read // THREAD_BYTES), work > LONG_WORK)
+        return cls(worth(work, read), work > LONG_WORK)
 
     def settled(self, library: str) -> tuple[int, int, bool]:
         """How many threads a call takes now, of how many in PyTorch's team (0: our own), and whether it listens."""
@@ -125,6 +130,25 @@ def on_arrays(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | No
     part = part_of(mask, scale)
     one = None if part is None else _prepared.get(array_kind(q, k, v, part, scale))
     return None if one is None else one.arrays(q, k, v)
+
+
+# programs of JAX by kind of call, each a function of q, k and v; `kernels/xla/running.py` puts them here
+PROGRAMS: dict[Any, Any] = {}
+
+
+def jax_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> Any:
+    """The same for JAX arrays, which have no strides."""
+    return q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.sharding, scale, mask
+
+
+def on_jax(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
+    """The same for JAX arrays."""
+    part = part_of(mask, scale)
+    program = None if part is None else PROGRAMS.get(jax_kind(q, k, v, part, scale))
+    if program is None:
+        return None
+    allow()
+    return program(q, k, v)
 
 
 def remember(problem: Problem, call: Any, effort: Effort) -> None:

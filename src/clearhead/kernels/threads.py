@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def set_threads(count: int | None) -> None:
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST):
         raise ArgumentError("count", f"is {count!r}, expected a whole number from 1 to {MOST}, or None for all cores")
     _threads = count
+    with suppress(ArgumentError):  # what the environment says is refused when a call asks
+        allow()
+
+
+def allow() -> None:
+    """Tell the compiled kernel how many threads programs of JAX may take, which ask nobody."""
+    native = sys.modules.get("clearhead._native")
+    if native is not None:
+        native.allow_threads(threads("jax"))
 
 
 def threads(library: str = "numpy") -> int:

@@ -16,6 +16,7 @@ from clearhead.core.runs import runs
 from clearhead.core.temperature import tempered
 from clearhead.explain.render.sheet import rows, sheet
 from clearhead.kernels.choose import choose_gradients, compare, passes_of
+from clearhead.kernels.contract import how
 
 # Tiles of this size are where a mask is looked at for what it lets a kernel skip.
 TILE = 256
@@ -27,7 +28,8 @@ class Plan:
 
     `pairs` counts the query–key pairs in tiles that are not empty, over all batch rows and heads; `flops` follow from
     it. `bytes_moved` is what must be read and written once; `matrix_bytes` what the full T×S matrix would take.
-    `gradients` is the kernel that gives them where PyTorch will ask for them, else None.
+    `gradients` is the kernel that gives them where PyTorch will ask for them, else None. `how` is the way that the
+    kernel is reached, where there is more than one.
     """
 
     kernel: str
@@ -39,12 +41,14 @@ class Plan:
     bytes_moved: int
     matrix_bytes: int
     gradients: str | None = None
+    how: str | None = None
 
     def _told(self) -> list[tuple[str, str]]:
         share = self.pairs / self.all_pairs if self.all_pairs else 1.0
         built = "" if self.kernel == "dense" else ", never built"
         return [
             ("kernel", self.kernel),
+            *([] if self.how is None else [("how", self.how)]),
             *([] if self.gradients is None else [("gradients", self.gradients)]),
             *((f"not {name}", reason) for name, reason in self.others.items()),
             ("pairs", f"{self.pairs:,} of {self.all_pairs:,} ({share:.1%})"),
@@ -117,6 +121,7 @@ def plan(
         bytes_moved=elements * item,
         matrix_bytes=copies * grid.queries * grid.keys * max(item, 4),
         gradients=choose_gradients(problem, chosen, kernel).name if passes_of(problem) == "training" else None,
+        how=how(chosen, problem),
     )
 
 

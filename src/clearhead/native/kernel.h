@@ -25,4 +25,7 @@ namespace avx2 { const Kernel* kernel(); }
 namespace avx512 { const Kernel* kernel(); }
 namespace amx { const Kernel* kernel(); }
 
+// The kernel of an instruction set, or the best that this machine has where none is named; throws where it has not that one.
+const Kernel* named(const std::string& isa);
+
 }  // namespace clearhead

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <pthread.h>
 #if defined(CLEARHEAD_HAS_AMX)
@@ -14,9 +15,12 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <tuple>
 
+#include "described.h"
 #include "kernel.h"
 #include "pool.h"
+#include "xla.h"
 
 namespace nb = nanobind;
 using namespace clearhead;
@@ -81,12 +85,16 @@ template <auto Field> void set_pointer(nb::class_<Call>& call, const char* name)
       [](Call& c, uintptr_t address) { c.*Field = static_cast<std::decay_t<decltype(c.*Field)>>(pointer(address)); });
 }
 
-const Kernel* named(const std::string& isa) {
+}  // namespace
+
+const Kernel* clearhead::named(const std::string& isa) {
   static const Kernel* const first = chosen("");
   const Kernel* kernel = isa.empty() ? first : chosen(isa);
   if (!kernel) throw std::invalid_argument("this machine does not have the instruction set " + isa);
   return kernel;
 }
+
+namespace {
 
 // {axis: {name: size}}: everything at whose border something happens.
 nb::dict sizes(const std::string& isa, bool wide) {
@@ -176,6 +184,22 @@ bool again(Call& call, void* q, void* k, void* v, void* out, int threads, int te
   return true;
 }
 
+// A described call on arrays whose addresses, types and sizes are said; see described.h.
+using Place = std::tuple<uintptr_t, int, std::vector<int64_t>>;
+
+void run_described(Array<int64_t> numbers, double scale, double softcap, const std::vector<Place>& given,
+                   const std::vector<Place>& results, int threads, bool interruptible) {
+  const auto arrays = [](const std::vector<Place>& places) {
+    std::vector<Given> found;
+    for (const auto& [address, type, dims] : places) found.push_back({pointer(address), type, dims});
+    return found;
+  };
+  Described described(numbers.data(), int64_t(numbers.size()), scale, softcap, arrays(given), arrays(results));
+  described.call.interruptible = interruptible;
+  run(described.call, "", std::min(described.wanted, threads), described.back);
+  described.finish();
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -255,6 +279,9 @@ NB_MODULE(_native, m) {
   m.def("instruction_set", [] { return std::string(chosen("")->name); });
   m.def("set_team", [](uintptr_t parallel, uintptr_t number) { set_team(pointer(parallel), pointer(number)); });
   m.def("end", end);
+  m.def("run_described", run_described);
+  m.def("allow_threads", allow_threads);
+  m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(xla::attend)); });
   m.def("sizes", sizes);
   m.def("observes", [] { return chosen("")->observes(); });
   m.def("has", [](const std::string& name) { return chosen(name) != nullptr; });

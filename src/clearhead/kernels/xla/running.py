@@ -1,0 +1,75 @@
+"""A problem of JAX arrays run by the compiled kernel: described, given to JAX's operation, and read back."""
+
+from __future__ import annotations
+
+import jax
+
+from clearhead.core.arrays import Array, is_traced
+from clearhead.core.formula import Gradients
+from clearhead.core.observations import OBSERVATIONS, Observed
+from clearhead.core.problem import Problem, default_scale
+from clearhead.kernels.contract import Ran
+from clearhead.kernels.prepared import MOST, PROGRAMS, jax_kind, part_of
+from clearhead.kernels.xla.describing import described
+from clearhead.kernels.xla.primitives import bind, forward_p
+from clearhead.kernels.xla.primitives import gradients as gradients_of
+from clearhead.kernels.xla.spec import Spec
+
+
+def run(problem: Problem) -> Ran:
+    """Output and log-sum-exp, and what is wanted."""
+    spec, operands = described(problem)
+    output, lse, peak, total, *rest = bind(forward_p, operands, spec=spec)
+    found = {"max_score": None, "entropy": None}
+    if problem.want is not None:
+        found["max_score"], found["entropy"], *rest = rest
+        found |= asked(spec, rest)
+    unrounded = output if problem.keeps_unrounded else None
+    output = output.astype(problem.q.dtype)
+    remember(problem, spec)
+    return Ran(Observed(output=output, lse=lse, kernel="compiled", **found), peak, total, unrounded)
+
+
+def asked(spec: Spec, results: list[Array]) -> dict[str, Array]:
+    """What was wanted, by its name."""
+    assert spec.want is not None
+    left, found = iter(results), {}
+    for name in spec.want.names:
+        one, wanted = OBSERVATIONS[name], getattr(spec.want, name)
+        arrays = [next(left) if part.led else jax.numpy.asarray(wanted, dtype=int) for part in one.parts]
+        found[name] = one.of(arrays)
+    return found
+
+
+def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None) -> Gradients:
+    """dq, dk and dv shaped as q, k and v, and those of sinks."""
+    spec, operands = described(problem)
+    more = [] if dlse is None else [dlse]
+    learn = [0, 1, 2] if spec.place_of_sinks is None else [0, 1, 2, spec.place_of_sinks]
+    shapes = {n: tuple(operands[n].shape) for n in learn}
+    found = gradients_of(operands, [dout, output, peak, total, *more], spec, shapes)
+    dq, dk, dv = (found[n].reshape(array.shape) for n, array in enumerate((problem.q, problem.k, problem.v)))
+    dsinks = None if spec.place_of_sinks is None else found[spec.place_of_sinks]
+    return Gradients(dq, dk, dv, None, dsinks)
+
+
+def remember(problem: Problem, spec: Spec) -> None:
+    """Keep a program for the next call of its kind, where arrays, mask and scale say all of it."""
+    given = problem.bias, problem.softcap, problem.sinks, problem.dropout, problem.want
+    if is_traced(problem.q) or is_traced(problem.k) or is_traced(problem.v) or problem.differentiated:
+        return
+    if any(option is not None for option in given) or problem.headless or is_traced(problem.scale):
+        return
+    part = part_of(problem.mask, problem.scale)
+    if part is None or len(spec.roles) != 3 or not problem.q.ndim == problem.k.ndim == problem.v.ndim:
+        return
+
+    @jax.jit
+    def program(q: Array, k: Array, v: Array) -> Array:
+        return bind(forward_p, (q, k, v), spec=spec)[0]
+
+    if len(PROGRAMS) >= MOST:
+        PROGRAMS.clear()
+    scales = {problem.scale, None} if problem.scale == default_scale(problem.q) else {problem.scale}
+    for scale in scales:
+        PROGRAMS[jax_kind(problem.q, problem.k, problem.v, part, scale)] = program

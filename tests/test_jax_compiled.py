@@ -1,0 +1,337 @@
+"""The compiled kernel in JAX: as it is and under jit, mapped, differentiated, scanned, cut over devices, donated."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import built  # which imports the libraries, and sets XLA's flags before JAX starts
+
+import clearhead as ch
+from clearhead.kernels.prepared import PROGRAMS
+
+pytestmark = built
+
+NUMBERS = np.random.default_rng(5)
+B, H, G, T, S, D, E = 3, 4, 2, 19, 23, 13, 11
+
+
+def normal(*shape: int) -> jax.Array:
+    return jnp.asarray(NUMBERS.standard_normal(shape), jnp.float32)
+
+
+Q, K, V = normal(B, H, T, D), normal(B, G, S, D), normal(B, G, S, E)
+DOUT = normal(B, H, T, E)
+IDS = np.sort(NUMBERS.integers(0, 4, (B, S)))
+OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": dict,
+    "causal": lambda: {"mask": ch.causal()},
+    "window and lengths": lambda: {"mask": ch.window(5, 2, offset=[1, 4, 2]) & ch.lengths([9, 23, 0])},
+    "documents": lambda: {"mask": ch.documents(IDS)},
+    "documents, ids beyond 32 bits": lambda: {"mask": ch.documents(IDS * 2**40)},
+    "global tokens": lambda: {"mask": ch.causal() | ch.global_tokens([2, 7], offset=[0, 1, 2])},
+    "blocks": lambda: {"mask": ~ch.random_blocks(4, count=2, seed=3)},
+    "array": lambda: {"mask": NUMBERS.random((B, 1, T, S)) < 0.5},
+    "bias": lambda: {"bias": normal(H, T, S), "softcap": 3.0},
+    "alibi": lambda: {"bias": ch.alibi(H, offset=[3, 0, 50]), "scale": 0.4},
+    "relative": lambda: {"bias": ch.relative_bias(normal(8, H)), "mask": ch.prefix(3) | ch.causal()},
+    "sinks": lambda: {"sinks": normal(H), "mask": ch.causal(align="start")},
+}
+
+
+def close(got: Any, expected: Any, digits: float = 3e-5) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=digits, atol=digits), got, expected)
+
+
+def both(run: Callable[[str], Any], digits: float = 3e-5) -> None:
+    """What the kernel gives is what the formula gives."""
+    close(run("compiled"), run("dense"), digits)
+
+
+@pytest.mark.parametrize("make", OPTIONS.values(), ids=OPTIONS)
+def test_every_option_is_the_same_as_it_is_compiled_and_traced(make: Callable[[], dict[str, Any]]) -> None:
+    options = make()
+    numbers = {name: np.asarray(a) if isinstance(a, jax.Array) else a for name, a in options.items()}
+    if isinstance(numbers.get("bias"), type(ch.relative_bias(Q[0, 0]))):
+        numbers["bias"] = ch.relative_bias(np.asarray(options["bias"].table))
+    expected = ch.observe(*map(np.asarray, (Q, K, V)), kernel="compiled", top=3, received=True, **numbers)
+    masks = {name: options[name] for name in options if name in ("mask", "bias", "sinks")}
+    rest = {name: options[name] for name in options if name not in masks}
+
+    def seen(q: Any, k: Any, v: Any, given: Any) -> Any:
+        return ch.observe(q, k, v, kernel="compiled", top=3, received=True, **given, **rest)
+
+    found = {
+        "as it is": seen(Q, K, V, masks),
+        "again": seen(Q, K, V, masks),
+        "options known": jax.jit(lambda q, k, v: seen(q, k, v, masks))(Q, K, V),
+    }
+    if "beyond" not in str(options):
+        found["options traced"] = jax.jit(seen)(
+            Q, K, V, {n: jnp.asarray(a) if hasattr(a, "dtype") else a for n, a in masks.items()}
+        )
+    for how, one in found.items():
+        assert type(one) is ch.Observed, how
+        for name in ("output", "lse", "max_score", "entropy", "received"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(expected, name), err_msg=f"{how}: {name}")
+        np.testing.assert_array_equal(one.top.indices, expected.top.indices)
+
+
+@pytest.mark.parametrize("make", OPTIONS.values(), ids=OPTIONS)
+def test_gradients_of_everything_that_learns(make: Callable[[], dict[str, Any]]) -> None:
+    options = make()
+    learned = {name: options.pop(name) for name in ("bias", "sinks") if name in options}
+    if isinstance(learned.get("bias"), type(ch.alibi(H))):
+        options["bias"] = learned.pop("bias")
+
+    def loss(kernel: str, q: Any, k: Any, v: Any, learned: Any, scale: Any) -> Any:
+        given = {"scale": scale, **options}
+        seen = ch.observe(q, k, v, kernel=kernel, **given, **learned)
+        finite = jnp.where(seen.lse == -jnp.inf, 0.0, seen.lse)
+        return (seen.output * DOUT).sum() + (finite**2).sum()
+
+    scale = options.pop("scale", 0.3)
+    for compiled in (lambda f: f, jax.jit):
+
+        def slopes(kernel: str, compiled: Any = compiled) -> Any:
+            whole = jax.value_and_grad(lambda *given: loss(kernel, *given), argnums=(0, 1, 2, 3, 4))
+            return compiled(whole)(Q, K, V, learned, scale)
+
+        both(slopes, 2e-4)
+
+
+def test_a_scale_of_zero_has_its_gradient() -> None:
+    for scale in (0.0, -0.7):
+        slopes = [
+            jax.grad(lambda s, k=kernel: (ch.attention(Q, K, V, scale=s, kernel=k) * DOUT).sum())(scale)
+            for kernel in ("compiled", "dense")
+        ]
+        np.testing.assert_allclose(*slopes, rtol=1e-4)
+    dq = jax.grad(lambda q, s: (ch.attention(q, K, V, scale=s, kernel="compiled") * DOUT).sum(), argnums=(0, 1))(
+        Q, 0.0
+    )[0]
+    assert not dq.any()
+
+
+def test_gradients_through_what_is_observed() -> None:
+    def loss(kernel: str, q: Any, k: Any) -> Any:
+        seen = ch.observe(q, k, V, mask=ch.causal(), kernel=kernel, top=2, received=True, weights=True)
+        return (seen.entropy * seen.lse).sum() + (seen.received**2).sum() + seen.top.weights[..., 0].sum()
+
+    both(lambda kernel: jax.grad(lambda q, k: loss(kernel, q, k), argnums=(0, 1))(Q, K), 2e-4)
+
+
+def test_forward_and_second_derivatives() -> None:
+    q, k, v = Q[0, :, :2, :3], K[0, :, :3, :3], V[0, :, :3]
+
+    def call(kernel: str) -> Callable[..., Any]:
+        return lambda q, k: ch.attention(q, k, v, mask=ch.causal(), sinks=SINKS, kernel=kernel)
+
+    def total(kernel: str) -> Callable[..., Any]:
+        return lambda q, k: (call(kernel)(q, k) ** 2).sum()
+
+    def twice(kernel: str) -> Callable[..., Any]:
+        return jax.grad(lambda q, k: (jax.grad(total(kernel))(q, k) ** 2).sum(), (0, 1))
+
+    both(lambda kernel: jax.jvp(call(kernel), (q, k), (2 * q, k)))
+    both(lambda kernel: jax.jit(jax.jacfwd(call(kernel)))(q, k), 2e-4)
+    both(lambda kernel: jax.jit(twice(kernel))(q, k), 1e-3)
+    both(lambda kernel: jax.jit(jax.hessian(total(kernel)))(q, k), 1e-3)
+
+
+SINKS = normal(H)
+
+
+# options of a number for each call, and over which axes q, k and v are mapped
+MAPPED: dict[str, tuple[Callable[[Any], dict[str, Any]], tuple[int | None, ...]]] = {
+    "all": (lambda n: {"mask": ch.causal()}, (0, 0, 0)),
+    "some": (lambda n: {"bias": ch.alibi(H)}, (0, None, None)),
+    "at the end": (lambda n: {}, (3, None, 0)),
+    "lengths": (lambda n: {"mask": ch.lengths(n) & ch.window(6)}, (0, 0, 0)),
+    "offsets alone": (lambda n: {"mask": ch.causal(offset=n)}, (None, None, None)),
+    "offsets of a bias": (lambda n: {"bias": ch.alibi(H, offset=n)}, (0, 0, 0)),
+    "scale": (lambda n: {"scale": 1.0 / n}, (0, 0, 0)),
+    "arrays": (lambda n: {"mask": (jnp.arange(S) < n)[None]}, (0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_mapped_calls_are_one_call(name: str) -> None:
+    options, axes = MAPPED[name]
+    whole = zip((Q, K, V), axes, strict=True)
+    given = [a[0] if axis is None else jnp.moveaxis(a, 0, axis) for a, axis in whole] + [jnp.asarray([4, 23, 9])]
+
+    def mapped(kernel: str) -> Callable[..., Any]:
+        return jax.vmap(lambda q, k, v, n: ch.attention(q, k, v, kernel=kernel, **options(n)), (*axes, 0))
+
+    def slopes(kernel: str) -> Any:
+        one = jax.grad(lambda q, k, v, n: (ch.attention(q, k, v, kernel=kernel, **options(n)) ** 2).sum())
+        return jax.jit(jax.vmap(one, (*axes, 0)))(*given)
+
+    both(lambda kernel: mapped(kernel)(*given))
+    both(slopes, 2e-4)
+    program = str(jax.make_jaxpr(mapped("compiled"))(*given))
+    assert program.count("clearhead_attention[") == 1
+    # one after the other only where calls differ in what each has one of
+    assert ("scan" in program) == (name in ("scale", "offsets of a bias"))
+
+
+def test_mapped_twice() -> None:
+    twice = jax.vmap(jax.vmap(lambda q, k: ch.attention(q, k, V[0], kernel="compiled"), (0, None)), (None, 0))
+    close(twice(Q, K), jnp.stack([ch.attention(Q, K[n][None], V[:1], kernel="compiled") for n in range(B)]))
+
+
+def test_scanned_and_checkpointed() -> None:
+    def chain(kernel: str) -> Any:
+        def step(x: Any, _: Any) -> Any:
+            return ch.attention(x, x, x, mask=ch.causal(), kernel=kernel) + x, None
+
+        return jax.jit(jax.grad(lambda x: jax.lax.scan(jax.checkpoint(step), x, None, length=3)[0].sum()))(Q)
+
+    both(chain, 2e-4)
+
+
+def test_numbers_that_change_are_not_compiled_again() -> None:
+    compilations = []
+
+    @jax.jit
+    def run(q: Any, lengths: Any, offset: Any, scale: Any, sinks: Any, bias: Any) -> Any:
+        compilations.append(1)
+        mask = ch.lengths(lengths) & ch.causal(offset=offset)
+        return ch.observe(q, K, V, mask=mask, scale=scale, sinks=sinks, bias=bias, kernel="compiled", top=2)
+
+    for step in range(4):
+        given = (
+            Q + step,
+            jnp.asarray([step, 5, 23]),
+            jnp.asarray(step),
+            0.1 * (step + 1),
+            SINKS * step,
+            normal(H, T, S),
+        )
+        mask = ch.lengths(np.asarray(given[1])) & ch.causal(offset=step)
+        close(
+            run(*given).output,
+            ch.attention(given[0], K, V, mask=mask, scale=given[3], sinks=given[4], bias=given[5], kernel="dense"),
+        )
+    assert len(compilations) == 1
+
+
+def test_calls_as_they_are_keep_one_program_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    PROGRAMS.clear()
+    expected = ch.attention(*map(np.asarray, (Q, K, V)), mask=ch.causal())
+    for _ in range(4):
+        np.testing.assert_array_equal(ch.attention(Q, K, V, mask=ch.causal()), expected)
+        ch.attention(Q + 1, K, V, mask=ch.causal())
+    assert len({id(program) for program in PROGRAMS.values()}) == 1
+    assert next(iter(PROGRAMS.values()))._cache_size() == 1
+    # where another thread count is asked for it is had at once, and gives the same bits
+    ch.set_threads(1)
+    np.testing.assert_array_equal(ch.attention(Q, K, V, mask=ch.causal()), expected)
+    ch.set_threads(None)
+
+
+def test_donated_buffers() -> None:
+    def step(q: Any, k: Any) -> Any:
+        return ch.attention(q, k, k, mask=ch.causal(), kernel="compiled")
+
+    expected = np.asarray(step(K + 1, K))
+    for before in (lambda q: None, lambda q: ch.attention(q, K, K), lambda q: ch.observe(q, K, K)):
+        q = K + 1
+        before(q)
+        got = jax.jit(step, donate_argnums=0)(q, K)
+        assert q.is_deleted()
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_half_precision_and_no_rounding_before_gradients() -> None:
+    q, k, v, dout = (a.astype(jnp.bfloat16) for a in (Q, K, V, DOUT))
+    output, pull = jax.vjp(lambda *a: ch.attention(*a, mask=ch.causal(), kernel="compiled"), q, k, v)
+    assert output.dtype == jnp.bfloat16
+    expected = ch.gradients(*map(np.asarray, (q, k, v, dout)), mask=ch.causal(), kernel="compiled")
+    for got, want in zip(pull(dout), expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), want)
+
+
+def test_plan_says_which_way() -> None:
+    plan = ch.plan(Q, K, V)
+    assert (plan.kernel, plan.how) == (
+        "compiled",
+        "where arrays lie; under jit through XLA's foreign function interface",
+    )
+    assert ch.plan(*map(np.asarray, (Q, K, V))).how is None
+    assert ch.plan(Q, K, V, dropout=(0.5, 1)).others["compiled"] == "refused: it has no dropout; `tiled` has"
+    with pytest.raises(ch.KernelRefused, match="it takes no traced softcap; `tiled` does"):
+        jax.jit(lambda c: ch.attention(Q, K, V, softcap=c, kernel="compiled"))(3.0)
+
+
+PROGRAM = """
+import numpy as np, jax, jax.numpy as jnp, clearhead as ch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+assert len(jax.devices()) == 2, jax.devices()
+shard_map = getattr(jax, "shard_map", None)
+if shard_map is None:
+    from jax.experimental.shard_map import shard_map
+q, k, v = (jnp.asarray(a, jnp.float32) for a in np.random.default_rng(0).standard_normal((3, 4, 2, 17, 8)))
+mesh = Mesh(np.array(jax.devices()), ("rows",))
+sinks = jnp.asarray([0.5, -1.0])
+def call(q, k, v, sinks):
+    return ch.attention(q, k, v, sinks=sinks, mask=ch.causal(), kernel="compiled")
+cut = shard_map(call, mesh=mesh, in_specs=(P("rows"), P("rows"), P("rows"), P()), out_specs=P("rows"))
+expected = call(q, k, v, sinks)
+np.testing.assert_array_equal(jax.jit(cut)(q, k, v, sinks), expected)
+loss = lambda f: jax.jit(jax.grad(lambda *a: (f(*a) ** 2).sum(), argnums=(0, 1, 2, 3)))(q, k, v, sinks)
+for got, want in zip(loss(cut), loss(call)):
+    np.testing.assert_allclose(got, want, atol=2e-5)
+# arrays that lie on two devices, as they are and under jit
+far = [jax.device_put(a, NamedSharding(mesh, P("rows"))) for a in (q, k, v)]
+for _ in range(2):
+    np.testing.assert_array_equal(ch.attention(*far, sinks=sinks, mask=ch.causal(), kernel="compiled"), expected)
+# one after the other, on the second device alone
+there = [jax.device_put(a, jax.devices()[1]) for a in (q, k, v)]
+for _ in range(3):
+    out = ch.attention(*there, mask=ch.causal())
+    assert out.devices() == {jax.devices()[1]}
+"""
+
+
+def test_cut_over_devices() -> None:
+    elsewhere(PROGRAM, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+
+
+def test_without_the_interface_python_stands_between() -> None:
+    program = """
+import jax, jax.numpy as jnp, numpy as np, clearhead as ch
+from clearhead.kernels.xla import interface
+def refuse(*given, **more):
+    raise RuntimeError("no such interface\\nat all")
+jax.ffi.register_ffi_target = refuse
+q, k, v = (jnp.asarray(a, jnp.float32) for a in np.random.default_rng(0).standard_normal((3, 2, 3, 5, 4)))
+f = lambda q: (ch.attention(q, k, v, mask=ch.lengths(jnp.asarray([2, 5])), kernel="compiled") ** 2).sum()
+got = jax.jit(jax.value_and_grad(f))(q)
+assert "no such interface" in interface.missing()
+how = ch.plan(q, k, v).how
+assert how == "where arrays lie; under jit through Python, since RuntimeError: no such interface", how
+assert how in str(ch.plan(q, k, v))
+want = jax.value_and_grad(f)(q)
+np.testing.assert_allclose(got[0], want[0], rtol=1e-6); np.testing.assert_allclose(got[1], want[1], atol=1e-6)
+"""
+    elsewhere(program)
+
+
+def elsewhere(program: str, **environment: str) -> None:
+    """Run a program in a process of its own."""
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, timeout=300,
+        cwd=Path(__file__).parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
