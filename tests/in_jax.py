@@ -2,9 +2,9 @@
 
 The compiled kernel is held to every case, as it is and under `jit`, and by `python tests/in_jax.py` where JAX has 32
 bits. The others are made of steps that JAX compiles anew for each shape, and then takes a hundred times as long as
-NumPy for a small one. As it is, they are held to every other case of the two usual shapes, in turn; under `jit`, to other
-shapes and to some of each kind, one or the other in tiles that meet. What each mask, bias and number means is held by
-NumPy.
+NumPy for a small one. As it is, they are held to every other case of the two usual shapes, in turn; under `jit`, to
+other shapes and to some of each kind, one or the other in tiles that meet. What each mask, bias and number means is
+held by NumPy.
 """
 
 from __future__ import annotations

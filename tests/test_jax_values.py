@@ -71,7 +71,7 @@ def test_arrays_of_a_mask_change_without_compiling() -> None:
     mapped = jax.jit(jax.vmap(lambda q, k, v, mask: ch.attention(q, k, v, mask=mask)))(Q, K, V, ch.where(arrays))
     np.testing.assert_allclose(mapped, ch.attention(*NUMBERS, mask=arrays[:, None]), atol=2e-6)
     with (
-        jax.enable_x64(False),
+        (jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64)(False),
         pytest.raises(ch.ArgumentError, match="which JAX would cut to 32 bits: make it a static argument"),
     ):
         run(ch.lengths(2**40))

@@ -281,7 +281,11 @@ NB_MODULE(_native, m) {
   m.def("end", end);
   m.def("run_described", run_described);
   m.def("allow_threads", allow_threads);
-  m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(xla::attend)); });
+  m.def("xla_minors", [] { return std::make_tuple(xla::kOldestMinor, xla::kNewestMinor); });
+  m.def("xla_handler", [](int minor) {
+    xla::tell_minor(minor);
+    return nb::capsule(reinterpret_cast<void*>(xla::attend));
+  });
   m.def("sizes", sizes);
   m.def("observes", [] { return chosen("")->observes(); });
   m.def("has", [](const std::string& name) { return chosen(name) != nullptr; });

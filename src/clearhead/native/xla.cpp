@@ -2,6 +2,7 @@
 #include "xla.h"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -114,22 +115,26 @@ Error* error(const Api* api, int code, const char* message) {
   return api->error_create(&arguments);
 }
 
+// What is read is the same in all versions from the oldest to the newest: which of them is told is for XLA to be content with.
+std::atomic<int> minor{kNewestMinor};
+
 // XLA asks for the version that a function was written for, once, before it takes it.
-void tell(const Api* api, MetadataExtension* asked) {
+void tell(MetadataExtension* asked) {
   Version& told = asked->metadata->version;
   told.struct_size = sizeof(Version);
   told.extensions = nullptr;
   told.major = kMajor;
-  // what is read is the same in all of these; an XLA that knows none of them says so
-  told.minor = api ? std::max(kOldestMinor, std::min(kNewestMinor, api->version.minor)) : kNewestMinor;
+  told.minor = minor;
   asked->metadata->traits = 0;
 }
 
 }  // namespace
 
+void tell_minor(int version) { minor = version; }
+
 Error* attend(CallFrame* frame) {
   if (frame->extensions && frame->extensions->type == kMetadataAsked) {
-    tell(frame->api, reinterpret_cast<MetadataExtension*>(frame->extensions));
+    tell(reinterpret_cast<MetadataExtension*>(frame->extensions));
     return nullptr;
   }
   if (frame->stage != kExecute) return nullptr;

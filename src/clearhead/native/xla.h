@@ -104,6 +104,9 @@ struct CallFrame {
   Attributes attributes;
 };
 
+// The minor version that XLA is told, when it is handed the function below.
+void tell_minor(int version);
+
 // Attention, forward or backward, as a handler that JAX is told of.
 Error* attend(CallFrame* frame);
 

@@ -55,7 +55,7 @@ def place(array: Array) -> tuple[int, int, tuple[int, ...]]:
 
 def run(spec: Spec, operands: Iterable[Array], rooms: list[Room], *, back: bool, with_lse: bool = False) -> list[Any]:
     """The results as JAX arrays, on the device of the queries."""
-    given = [np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a.block_until_ready() for a in operands]
+    given = [np.asarray(a, order="C") if isinstance(a, np.ndarray) else a.block_until_ready() for a in operands]
     results = [room(one) for one in rooms]
     numbers = _written(spec, back, with_lse)
     long = spec.wanted_threads > LONG_WORK // THREAD_WORK

@@ -7,6 +7,7 @@ asked for, it has in plain steps (`meaning.py`).
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 from typing import Any
 
@@ -305,3 +306,10 @@ def _again(plainly: Any) -> Any:
 
 ad.primitive_jvps[tangent_p] = _again(meaning.tangent)
 ad.primitive_jvps[backward_p] = _again(meaning.backward)
+
+if not hasattr(jax, "shard_map"):  # before JAX 0.6, where it has to be told of operations that are as any other
+    cut: Any = importlib.import_module("jax.experimental.shard_map")
+
+    for primitive in (forward_p, tangent_p, backward_p):
+        cut.register_standard_check(primitive)
+        cut.register_standard_rewrite(primitive)
