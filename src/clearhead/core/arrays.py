@@ -116,6 +116,14 @@ def stands_in(tensor: Array) -> bool:
     return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
 
 
+def jax_platform(array: Array) -> str:
+    """Where an array of JAX lies: "cpu", "gpu", …; a traced one where JAX puts things, unless it is told otherwise."""
+    jax = sys.modules["jax"]
+    if is_traced(array):
+        return getattr(jax.config.jax_default_device, "platform", None) or jax.default_backend()
+    return next(iter(array.devices())).platform
+
+
 def truth(value: Array) -> bool | None:
     """An array of one truth value as a bool; None where it is not known yet, or only after waiting for a device."""
     if is_traced(value) or (is_torch(value) and value.device.type != "cpu"):

@@ -6,6 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+from clearhead.core.arrays import jax_platform
 from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.problem import Problem
 from clearhead.kernels.compiled import compiled
@@ -52,7 +53,7 @@ def at_once(place: str, q: Any, k: Any, v: Any, mask: Any, scale: Any) -> Any:
 
 def preference(problem: Problem) -> tuple[Kernel, ...]:
     """Every kernel, best first."""
-    if on_gpu(problem):
+    if on_gpu(problem) or (problem.library.name == "jax" and jax_platform(problem.q) == "gpu"):
         return (*ON_GPU, compiled, *by_size(problem))
     if problem.library.name == "numpy" and problem.plain and scores(problem) <= SMALL_NUMPY:
         return dense, compiled, *ON_GPU, tiled
@@ -165,7 +166,7 @@ def because(kernel: Kernel, other: Kernel, problem: Problem) -> str:
     if kernel in ON_GPU:
         from clearhead.kernels.fastest import figures  # as above
 
-        measured = figures(problem, passes_of(problem), kernel, other) if other in ON_GPU else None
+        measured = figures(problem, passes_of(problem), kernel, other) if other in ON_GPU and on_gpu(problem) else None
         return measured or "it is the fastest on this GPU for what it takes"
     if kernel is compiled:
         return "it is the fastest on this CPU"

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from clearhead.core.arrays import Array, dtype_name, is_torch, is_traced, settled, summed_like, to_numpy
+from clearhead.core.arrays import Array, dtype_name, is_torch, is_traced, jax_platform, settled, summed_like, to_numpy
 from clearhead.core.asking import QueryWeights
 from clearhead.core.errors import ArgumentError
 from clearhead.core.formula import Gradients
@@ -96,13 +96,7 @@ class Compiled:
 
 def not_on_cpu(problem: Problem) -> str | None:
     """Why arrays of JAX are not for it: they are elsewhere, or will be."""
-    jax = sys.modules["jax"]
-    if (
-        problem.library.device is None
-    ):  # traced: what is compiled goes where JAX puts things, unless it is told otherwise
-        platform = getattr(jax.config.jax_default_device, "platform", None) or jax.default_backend()
-    else:
-        platform = next(iter(problem.q.devices())).platform
+    platform = jax_platform(problem.q)
     if platform != "cpu":
         return f"it takes arrays on the CPU, not on {platform}"
     if is_traced(problem.softcap):

@@ -1,7 +1,7 @@
 """PyTorch's own fused attention on the GPU: cuDNN, FlashAttention or the memory-efficient one, whichever is fastest.
 
 Which that is depends on the sizes and the machine, so it was measured, or is. The mathematical back end, which builds
-the matrix, is never used.
+the matrix, is never used. Of JAX's arrays cuDNN takes what it can (`kernels/cudnn.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from clearhead.core.mask import Mask
 from clearhead.core.masks import Band
 from clearhead.core.observations import Observed
 from clearhead.core.problem import Problem, default_scale
+from clearhead.kernels import cudnn
 from clearhead.kernels.back_ends import BACKWARD, FORWARD, one_a_query
 from clearhead.kernels.contract import Passes, Ran
 
@@ -51,6 +52,8 @@ class Vendor:
 
     def rejects(self, problem: Problem) -> str | None:
         """Why it cannot take a problem."""
+        if problem.library.name == "jax":
+            return cudnn.rejects(problem)
         if problem.library.name != "torch":
             return f"it takes PyTorch tensors on a GPU, not {problem.library.name} arrays"
         device = problem.q.device
@@ -92,6 +95,8 @@ class Vendor:
 
     def run(self, problem: Problem) -> Ran:
         """Output and log-sum-exp."""
+        if problem.library.name == "jax":
+            return cudnn.run(problem)
         q, k, v = arrays(problem)
         way = self.way(problem)
         output, lse = FORWARD[self.pick(problem)](q, k, v, way.causal, problem.scale)
@@ -112,6 +117,8 @@ class Vendor:
 
         PyTorch's kernels have no gradient of the log-sum-exp, and are not asked for one: they observe nothing.
         """
+        if problem.library.name == "jax":
+            return cudnn.gradients(problem, dout)
         q, k, v = arrays(problem)
         way = self.way(problem)
         dout, output = (aligned(one_batch_axis(problem, a).to(q.dtype).contiguous()) for a in (dout, output))

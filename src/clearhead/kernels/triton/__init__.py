@@ -8,7 +8,9 @@ from clearhead.core.arrays import Array, dtype_name
 from clearhead.core.formula import Gradients
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
+from clearhead.kernels.gpu import borrowed
 from clearhead.kernels.gpu.available import beyond, unable
+from clearhead.kernels.gpu.borrowed import lent, not_lent
 
 WIDEST = 256
 TYPES = ("float16", "bfloat16", "float32")
@@ -21,6 +23,8 @@ class Triton:
 
     def rejects(self, problem: Problem) -> str | None:
         """Why it cannot take a problem."""
+        if problem.library.name == "jax":
+            return not_lent(problem) or self.rejects(lent(problem))
         if problem.library.name != "torch":
             return f"it takes PyTorch tensors on a GPU, not {problem.library.name} arrays"
         missing = unable(problem.q.device)
@@ -41,12 +45,16 @@ class Triton:
 
     def run(self, problem: Problem) -> Ran:
         """Output and log-sum-exp, and what is wanted in a second look at the scores."""
+        if problem.library.name == "jax":
+            return borrowed.run(problem, self.run)
         return _launch().run(problem)
 
     def gradients(
         self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
     ) -> Gradients:
         """dq, dk and dv, the weights recomputed by tile."""
+        if problem.library.name == "jax":
+            return borrowed.gradients(problem, self.gradients, dout, output, peak, total, dlse)
         return _launch().gradients(problem, dout, output, peak, total, dlse)
 
 

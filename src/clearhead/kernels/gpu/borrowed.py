@@ -1,0 +1,72 @@
+"""JAX arrays that are there, lent to the GPU kernels as PyTorch's tensors; results are handed back without a copy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from clearhead.core.arrays import Array, Library, is_array, is_traced, made
+from clearhead.core.formula import Gradients
+from clearhead.core.observations import Observed, changed
+from clearhead.core.positions import Added, Relative
+from clearhead.core.problem import Problem
+from clearhead.kernels.contract import Ran
+
+
+def not_lent(problem: Problem) -> str | None:
+    """Why arrays of JAX cannot be lent; None where they can."""
+    if "torch" not in sys.modules:
+        return "it takes JAX arrays by way of PyTorch, which is not imported: `import torch` first"
+    if any(map(is_traced, (problem.q, problem.k, problem.v, problem.scale, problem.sinks))):
+        return "it is not called from programs that JAX compiles or differentiates; `tiled` is"
+    if any(len(array.devices()) != 1 for array in (problem.q, problem.k, problem.v)):
+        return "it takes JAX arrays that lie on one device"
+    if isinstance(problem.bias, Relative) and is_traced(problem.bias.table):
+        return "it takes no traced bias"
+    return None
+
+
+def tensor(array: Array) -> Array:
+    """An array of JAX as a tensor in the same memory; NumPy's as they are."""
+    torch = sys.modules["torch"]
+    return torch.from_dlpack(array) if hasattr(array, "devices") else array
+
+
+def lent(problem: Problem) -> Problem:
+    """The same problem, on tensors."""
+    q, k, v = (tensor(array) for array in (problem.q, problem.k, problem.v))
+    bias = problem.bias
+    if isinstance(bias, Added):
+        bias = Added(tensor(bias.array))
+    elif isinstance(bias, Relative):
+        bias = Relative(tensor(bias.table), bias.bidirectional, bias.max_distance, bias.alignment)
+    own = {name: value for name, value in vars(problem).items() if name in Problem.__dataclass_fields__}
+    sinks = None if problem.sinks is None else tensor(problem.sinks)
+    return made(Problem, **{**own, "q": q, "k": k, "v": v, "bias": bias, "sinks": sinks, "library": Library.of(q)})
+
+
+def back(array: Any) -> Any:
+    """A tensor as an array of JAX, in the same memory."""
+    jax = sys.modules["jax"]
+    if array is None:
+        return None
+    if 0 in array.shape or any(stride == 0 for stride in array.stride()):  # one number for many, which JAX has not
+        array = array.contiguous()
+    return jax.dlpack.from_dlpack(array.detach().contiguous())
+
+
+def run(problem: Problem, kernel: Callable[[Problem], Ran]) -> Ran:
+    """A kernel's run, on lent arrays."""
+    observed, peak, total, unrounded = kernel(lent(problem))
+    own = dict(vars(observed))
+    for name, value in own.items():
+        if value is not None and name != "kernel":
+            own[name] = changed(name, value, back)
+    return Ran(made(Observed, **own), back(peak), back(total), back(unrounded))
+
+
+def gradients(problem: Problem, kernel: Callable[..., Gradients], *given: Array | None) -> Gradients:
+    """A kernel's gradients, on lent arrays."""
+    found = kernel(lent(problem), *(tensor(array) if is_array(array) else array for array in given))
+    return Gradients(back(found.dq), back(found.dk), back(found.dv), None, back(found.dsinks))
