@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 try:
     import torch
     from torch import nn
 except ImportError:
-    raise ImportError("watch needs PyTorch: pip install torch") from None
+    raise ImportError(
+        "watch needs PyTorch: pip install torch; for Flax models there is clearhead.integrations.flax.watch"
+    ) from None
 
 from clearhead.core.errors import ArgumentError
 from clearhead.watching import familiar, mode
+from clearhead.watching.chosen import heads_of, layers_of
 from clearhead.watching.eager import registry
 from clearhead.watching.names import Tokens
 from clearhead.watching.padded import as_fast_path
@@ -84,7 +85,9 @@ class watch:
         model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
         if not isinstance(model, nn.Module):
             raise ArgumentError("model", f"is a {type(model).__name__}, expected a torch.nn.Module")
-        self.recorder = Recorder(model, wanted(want), _layers(layers), _heads(heads), Tokens(tokens), on_device, every)
+        self.recorder = Recorder(
+            model, wanted(want), layers_of(layers), heads_of(heads), Tokens(tokens), on_device, every
+        )
         self.handles: dict[str, list[Any]] = {}
 
     def __enter__(self) -> Seen:
@@ -223,43 +226,3 @@ class Uncompiled:
 
 
 uncompiled = Uncompiled()
-
-
-def _layers(given: Any) -> tuple[int | str, ...] | None:
-    if given is None:
-        return None
-    chosen = tuple(_number(one) for one in _several(given))
-    for one in chosen:
-        if not (isinstance(one, str) or _counts(one)):
-            raise ArgumentError("layers", f"has {one!r}, expected numbers from 0, or names of modules")
-    if not chosen:
-        raise ArgumentError("layers", "is empty, expected at least one number or name")
-    return chosen
-
-
-def _heads(given: Any) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    chosen = tuple(_number(one) for one in _several(given))
-    for one in chosen:
-        if not _counts(one):
-            raise ArgumentError("heads", f"has {one!r}, expected numbers from 0")
-    if not chosen:
-        raise ArgumentError("heads", "is empty, expected at least one number")
-    return chosen
-
-
-def _several(given: Any) -> Iterable[Any]:
-    """What was given, or the things in it."""
-    single = isinstance(given, str) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0
-    return (given,) if single else given
-
-
-def _number(one: Any) -> Any:
-    """NumPy's and PyTorch's whole numbers as Python's."""
-    whole = isinstance(one, np.integer) or (isinstance(one, torch.Tensor) and one.ndim == 0 and not one.is_complex())
-    return one.item() if whole else one
-
-
-def _counts(one: Any) -> bool:
-    return isinstance(one, int) and not isinstance(one, bool) and one >= 0
