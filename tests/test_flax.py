@@ -104,7 +104,7 @@ def test_watched_models_of_nnx(how: str) -> None:
 def test_watched_models_of_linen(tmp_path: Any) -> None:
     model = Linen()
     parameters = model.init(jax.random.key(0), X)
-    with ours.watch(model) as seen:
+    with ch.watch(model) as seen:
         expected = model.apply(parameters, X)
     assert [(call.name, call.layer) for call in seen] == [
         ("Block_0.MultiHeadDotProductAttention_0", 0), ("Block_1.MultiHeadDotProductAttention_0", 1),

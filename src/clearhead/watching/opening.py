@@ -13,9 +13,7 @@ try:
     import torch
     from torch import nn
 except ImportError:
-    raise ImportError(
-        "watch needs PyTorch: pip install torch; for Flax models there is clearhead.integrations.flax.watch"
-    ) from None
+    raise ImportError("watch needs PyTorch: pip install torch") from None
 
 from clearhead.core.errors import ArgumentError
 from clearhead.watching import familiar, mode
@@ -67,7 +65,17 @@ class watch:
     attends and cannot be seen (attention in steps, a kernel of its own, TorchScript) is said by name in `seen.missed`
     when watch closes; a model of which nothing was seen is warned about. Steps are known by what is computed,
     softmax(a @ b) @ c; where the softmax itself is written in steps, by what the module is called.
+
+    A model of Flax is watched by `clearhead.integrations.flax.watch`, which says what is seen of it.
     """
+
+    def __new__(cls, model: Any, **options: Any) -> Any:
+        """A watch of a PyTorch model, or of one of Flax."""
+        if any(kind.__module__.startswith("flax.") for kind in type(model).__mro__):
+            from clearhead.watching.flax_modules import FlaxWatch  # needs Flax, which is here now
+
+            return FlaxWatch(model, **options)
+        return super().__new__(cls)
 
     def __init__(
         self,

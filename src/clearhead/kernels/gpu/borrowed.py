@@ -34,7 +34,14 @@ def tensor(array: Array) -> Array:
 
 
 def lent(problem: Problem) -> Problem:
-    """The same problem, on tensors."""
+    """The same problem, on tensors; made once for all who ask."""
+    found = problem.found.get("lent")
+    if found is None:
+        found = problem.found["lent"] = _lent(problem)
+    return found
+
+
+def _lent(problem: Problem) -> Problem:
     q, k, v = (tensor(array) for array in (problem.q, problem.k, problem.v))
     bias = problem.bias
     if isinstance(bias, Added):
