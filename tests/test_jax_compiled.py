@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -304,6 +305,26 @@ for _ in range(3):
 
 def test_cut_over_devices() -> None:
     elsewhere(PROGRAM, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_the_interface_is_written_out_as_jax_has_it() -> None:
+    source = Path(ch.__file__).parent / "native" / "xla.cpp"
+    if not source.exists():
+        pytest.skip("clearhead is installed without its sources")
+    compile = ["c++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra"]
+    for headers in ([], ["-I", jax.ffi.include_dir()]):
+        done = subprocess.run([*compile, *headers, str(source)], capture_output=True, text=True, timeout=120)
+        assert not done.stderr
+    # and a difference would be noticed
+    text = source.read_text().replace(
+        "SAME(Buffer, rank, XLA_FFI_Buffer, rank)", "SAME(Buffer, rank, XLA_FFI_Buffer, dims)"
+    )
+    done = subprocess.run(
+        [*compile, "-I", jax.ffi.include_dir(), "-I", str(source.parent), "-x", "c++", "-"],
+        input=text, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert "XLA_FFI_Buffer.dims lies elsewhere" in done.stderr
 
 
 def test_without_the_interface_python_stands_between() -> None:

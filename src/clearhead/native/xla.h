@@ -2,7 +2,7 @@
 //
 // A wheel that was built where there is no JAX must work where there is one, so XLA's own header is not needed here. The
 // interface only ever grows at the end of its structures, each of which says its size; what is below has been the same
-// from version 0.1 (jaxlib 0.5) to 0.3 (jaxlib 0.10). Where the header is found when this is built, xla.cpp compares.
+// from version 0.1 (jaxlib 0.5) to 0.3 (jaxlib 0.10). A test compiles xla.cpp beside that header, which compares them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
