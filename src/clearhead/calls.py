@@ -61,6 +61,7 @@ def attention(
     Arrays are NumPy's, PyTorch's, JAX's or of any library that speaks the array API; the output is of the same library,
     dtype and device. On PyTorch tensors that need gradients they flow, `torch.compile`, `torch.export` and `torch.func`
     work, and `torch.autocast` is followed.
+    To JAX it is one operation, which `jit`, `grad`, `vmap`, `scan` and `shard_map` take as any other.
 
     - q (…, Hq, T, D), k (…, Hk, S, D), v (…, Hk, S, Dv). Two-dimensional arrays are one head. Leading axes are batch
       and broadcast. Hq may be a multiple of Hk (grouped queries): query head h uses key head h // (Hq / Hk).

@@ -1,0 +1,84 @@
+"""JAX on a GPU: cuDNN and the lent kernels held to the definition. Run where JAX has a GPU; elsewhere skipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import clearhead as ch
+from clearhead.kernels import cudnn
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(jax.default_backend() != "gpu", reason="JAX has no GPU here"),
+]
+
+N, D = 256, 64
+ROUNDED = 8 * float(jnp.finfo(jnp.bfloat16).eps)
+NUMBERS = np.random.default_rng(0)
+OPTIONS: dict[str, Any] = {
+    "full": {},
+    "causal": {"mask": ch.causal()},
+    "window": {"mask": ch.window(40)},
+    "lengths": {"mask": ch.lengths([100, 256])},
+    "no length": {"mask": ch.lengths([0, 256])},
+    "lengths and causal": {"mask": ch.lengths([100, 256]) & ch.causal()},
+    "scale": {"scale": 0.3},
+    "bias": {"bias": NUMBERS.standard_normal((4, N, N))},
+}
+
+
+def arrays(key_heads: int) -> tuple[Any, ...]:
+    shapes = [(2, heads, N, D) for heads in (4, key_heads, key_heads, 4)]
+    return tuple(jnp.asarray(NUMBERS.standard_normal(shape), jnp.bfloat16) for shape in shapes)
+
+
+def options_of(name: str) -> dict[str, Any]:
+    given = dict(OPTIONS[name])
+    if "bias" in given:
+        given["bias"] = jnp.asarray(given["bias"], jnp.bfloat16)
+    return given
+
+
+@pytest.mark.parametrize("key_heads", [4, 1])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_cudnn_is_held_to_the_definition(name: str, key_heads: int) -> None:
+    if cudnn.no_cudnn() is not None:
+        pytest.skip(str(cudnn.no_cudnn()))
+    q, k, v, dout = arrays(key_heads)
+    options = options_of(name)
+    assert ch.plan(q, k, v, **options).kernel == "vendor"
+
+    def both(kernel: str) -> Any:
+        output, pull = jax.vjp(lambda *a: ch.attention(*a, **options, kernel=kernel), q, k, v)
+        return (output, *pull(dout))
+
+    for got, expected in zip(jax.jit(both, static_argnums=0)("vendor"), both("dense"), strict=True):
+        np.testing.assert_allclose(got.astype(jnp.float32), expected.astype(jnp.float32), rtol=ROUNDED, atol=ROUNDED)
+
+
+@pytest.mark.parametrize("kernel", ["triton", "hopper"])
+def test_kernels_of_ours_are_lent_the_arrays(kernel: str) -> None:
+    pytest.importorskip("torch", reason="arrays are lent by way of PyTorch")
+    q, k, v, _ = arrays(2)
+    try:
+        seen = ch.observe(q, k, v, mask=ch.causal(), top=3, received=True, kernel=kernel)
+    except ch.KernelRefused as refusal:
+        pytest.skip(str(refusal))
+    expected = ch.observe(q, k, v, mask=ch.causal(), top=3, received=True, kernel="dense")
+    assert next(iter(seen.output.devices())).platform == "gpu"
+    for name in ("output", "lse", "entropy", "received"):
+        got, want = (np.asarray(getattr(one, name), np.float32) for one in (seen, expected))
+        np.testing.assert_allclose(got, want, rtol=ROUNDED, atol=ROUNDED, err_msg=name)
+
+
+def test_what_jax_compiles_runs_and_says_by_what() -> None:
+    q, k, v, _ = arrays(2)
+    seen = jax.jit(lambda q: ch.observe(q, k, v, mask=ch.documents(np.arange(N) // 64), received=True))(q)
+    assert seen.kernel in ("tiled", "dense")
+    output = jax.jit(lambda q: ch.attention(q, k, v, mask=ch.documents(np.arange(N) // 64)))(q)
+    np.testing.assert_allclose(output.astype(jnp.float32), seen.output.astype(jnp.float32), rtol=ROUNDED, atol=ROUNDED)
