@@ -50,6 +50,8 @@ GRID = list(product(OPTIONS, [(4, 4), (4, 2), (4, 1)], [(18, 18), (11, 18)], ["f
 def test_a_grid_against_jax(name: str, heads: tuple[int, int], lengths: tuple[int, int], dtype: str) -> None:
     ours, given = OPTIONS[name]
     *qkv, dout = arrays(*heads, *lengths, dtype)
+    if name == "window" and (theirs(*qkv, **given) == theirs(*qkv)).all():
+        pytest.skip(f"JAX {jax.__version__} leaves out a window that is not causal")
 
     @jax.jit
     def both(qkv: Any, dout: Any) -> Any:
