@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -75,6 +76,8 @@ def test_importing_a_module_gives_a_module() -> None:
     for name in modules():
         if name.startswith(("clearhead.kernels.gpu", "clearhead.kernels.triton", "clearhead.kernels.hopper")):
             continue  # not all of them can be imported where there is no GPU
+        if "flax" in name and find_spec("flax") is None:
+            continue
         import_module(name)
         found = clearhead
         for part in name.split(".")[1:]:  # as `import a.b.c as m` does

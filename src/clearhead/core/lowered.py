@@ -17,11 +17,11 @@ from that. Here i is a query's number and j a key's, both from 0:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -311,12 +311,54 @@ class NotNode(Node):
 
 def larger(a: Numbers, b: Numbers) -> Numbers:
     """The larger ones; a number of two numbers, in a tenth of the time that NumPy takes."""
-    return max(a, b) if isinstance(a, int) and isinstance(b, int) else np.maximum(a, b)
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else _xp(a, b).maximum(a, b)
 
 
 def smaller(a: Numbers, b: Numbers) -> Numbers:
     """The smaller ones, in the same way."""
-    return min(a, b) if isinstance(a, int) and isinstance(b, int) else np.minimum(a, b)
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else _xp(a, b).minimum(a, b)
+
+
+def _xp(*values: Numbers) -> Any:
+    """NumPy, unless JAX traces one of them."""
+    traced = next((value for value in values if not isinstance(value, int | np.ndarray)), None)
+    return np if traced is None else Library.of(traced).xp
+
+
+def evaluated(
+    kind: int, constant: int, fields: Sequence[Any], array: Array, parts: Sequence[Array], grid: Grid, xp: Any
+) -> Array:
+    """Which pairs a node allows, (…, queries, keys) by the steps of a library, for whoever has no kernel for it.
+
+    `fields` are its numbers and rows in order, with all batch axes in front or whole numbers, and `parts` the answers
+    of the nodes that it is made of.
+    """
+    i, j = np.arange(grid.queries)[:, None], np.arange(grid.keys)
+
+    def number(value: Any) -> Any:
+        # what is beyond any distance is no number of 32 bits
+        return min(max(value, -(2**31) + 1), 2**31 - 1) if isinstance(value, int) else value[..., None, None, None]
+
+    match NodeKind(kind):
+        case NodeKind.BAND:
+            return xp.asarray((j - i >= number(fields[0])) & (j - i <= number(fields[1])))
+        case NodeKind.BEFORE:
+            return xp.asarray(j[None, :] < number(fields[0]))
+        case NodeKind.DOCUMENTS:
+            return fields[0][..., None, :, None] == fields[1][..., None, None, :]
+        case NodeKind.FLAGS:
+            return fields[0][..., None, :, None] | fields[1][..., None, None, :]
+        case NodeKind.BLOCKS:
+            places = i // constant * -(-grid.keys // constant) + j // constant
+            return xp.asarray(fields[0])[..., places][..., None, :, :]
+        case NodeKind.ARRAY:
+            return xp.asarray(array)
+        case NodeKind.AND:
+            return parts[0] & parts[1]
+        case NodeKind.OR:
+            return parts[0] | parts[1]
+        case NodeKind.NOT:
+            return ~parts[0]
 
 
 def by_row(values: np.ndarray, grid: Grid) -> Numbers:

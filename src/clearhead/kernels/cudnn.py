@@ -14,8 +14,7 @@ import numpy as np
 from clearhead.core.arrays import Array, dtype_name, is_traced, jax_platform
 from clearhead.core.errors import first_line
 from clearhead.core.formula import Gradients
-from clearhead.core.mask import Both, Mask
-from clearhead.core.masks import Band, Before
+from clearhead.core.mask import Mask
 from clearhead.core.observations import Observed
 from clearhead.core.positions import Added
 from clearhead.core.problem import Problem
@@ -23,6 +22,7 @@ from clearhead.kernels.contract import Ran
 
 TYPES = ("float16", "bfloat16")
 WIDEST, WIDTHS = 256, 8
+FIRST = "its causal masks and windows are for as many queries as keys, the first at the first key"
 
 
 class Meant(NamedTuple):
@@ -101,25 +101,20 @@ def meant(mask: Mask | None, problem: Problem) -> tuple[Meant, str | None]:
     grid = problem.grid
     if mask is None:
         return Meant(), None
-    if isinstance(mask, Both):
-        left, reason = meant(mask.left, problem)
-        right, other = meant(mask.right, problem)
-        if left.lengths is not None and right.lengths is not None:
-            other = other or "it takes one array of lengths"
-        backs = [one.window[0] for one in (left, right) if one.window is not None]
-        window = (min(backs), 0) if backs else None
-        lengths = right.lengths if left.lengths is None else left.lengths
-        return Meant(left.causal or right.causal, window, lengths), reason or other
-    if isinstance(mask, Before):
-        if is_traced(mask.count) or mask.count.ndim <= len(grid.batch):
-            return Meant(lengths=mask.count), None
-    if isinstance(mask, Band) and mask.ahead == 0:
-        offset = mask.alignment.offset(grid)
-        if is_traced(offset) or offset.size != 1 or int(offset.reshape(-1)[0]) or grid.queries != grid.keys:
-            return Meant(), "its causal masks and windows are for as many queries as keys, the first at the first key"
-        return Meant(True, None if mask.back is None else (min(mask.back, grid.keys), 0)), None
+    span = mask.lower(grid).span(grid.keys)
     words = repr(mask)
-    return Meant(), f"it takes causal(), window(back) and lengths(), not {words if len(words) <= 40 else 'that mask'}"
+    other = f"it takes causal(), window(back) and lengths(), not {words if len(words) <= 40 else 'that mask'}"
+    if span is None:
+        return Meant(), other
+    low, high, count = span
+    if not (isinstance(low, int) and isinstance(high, int)):
+        return Meant(), "its causal masks and windows start at one key for all batch rows"
+    lengths = None if isinstance(count, int) and count >= grid.keys else count
+    if high >= grid.keys - 1 and low <= 1 - grid.queries:
+        return Meant(lengths=lengths), None
+    if high != 0 or grid.queries != grid.keys:
+        return Meant(), other if high > 0 and low > -grid.queries else FIRST
+    return Meant(True, None if low <= 1 - grid.queries else (-low, 0), lengths), None
 
 
 def attend(problem: Problem, q: Array, k: Array, v: Array, bias: Array | None, implementation: str) -> Array:
@@ -142,7 +137,7 @@ def attend(problem: Problem, q: Array, k: Array, v: Array, bias: Array | None, i
     q, k, v = rows(q), rows(k), rows(v)
     lengths = None
     if mask.lengths is not None:
-        lengths = jnp.broadcast_to(jnp.asarray(mask.lengths), grid.batch).reshape(-1)
+        lengths = jnp.broadcast_to(jnp.asarray(mask.lengths).reshape(-1), (q.shape[0],))
         lengths = jnp.clip(lengths, 0, grid.keys).astype(jnp.int32)
         # what is hidden never influences the result, whatever it holds; and a row without keys is zero, below
         seen = (jnp.arange(grid.keys) < lengths[:, None])[..., None, None]

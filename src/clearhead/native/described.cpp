@@ -115,14 +115,14 @@ std::vector<T> by_row(const Given& array, const std::vector<int64_t>& batch, siz
   return found;
 }
 
-enum FieldKind : int64_t { kNumber = 0, kNumbers = 1, kRows = 2, kFlags = 3 };
+enum FieldKind : int64_t { kNumber = 0, kNumbers = 1, kRows = 2, kTruths = 3 };
 
 Field field(Reader& reader, const std::vector<int64_t>& batch) {
   const int64_t kind = reader.number();
   if (kind == kNumber) return Field{{reader.number()}, {}, 0, {1}};
   const Given& array = reader.array();
   int64_t each = 0;
-  if (kind == kFlags) {
+  if (kind == kTruths) {
     if (array.type != kBool) wrong("has truth values of another type");
     auto flags = by_row<uint8_t>(array, batch, 1, each,
                                  [](const Given& a, int64_t n) { return static_cast<const uint8_t*>(a.data)[n]; });

@@ -13,7 +13,7 @@ from clearhead.core.grid import Grid
 from clearhead.core.lowered import Node
 from clearhead.core.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.core.problem import Problem
-from clearhead.kernels.xla.spec import ARRAY, BY_DISTANCE, FLAGS, NONE, NUMBER, NUMBERS, ROWS, NodeSpec, Spec
+from clearhead.kernels.xla.spec import BY_DISTANCE, BY_PAIR, NONE, NUMBER, NUMBERS, ROWS, TRUTHS, NodeSpec, Spec
 
 # positions and distances are far below this, so that what is beyond it may as well be there
 FAR = 2**31 - 1
@@ -72,7 +72,7 @@ def put_bias(bias: Bias, problem: Problem, operands: list[Array]) -> tuple[int, 
         if array.ndim < 3:
             array = array[(None,) * (3 - array.ndim) + (...,)]
         operands.append(led(array, 3, grid))
-        return (ARRAY,)
+        return (BY_PAIR,)
     assert isinstance(bias, Alibi | Relative)
     offset = bias.alignment.offset(grid)
     if is_traced(offset):
@@ -122,7 +122,7 @@ def put_node(node: Node, grid: Grid, nodes: list[NodeSpec], operands: list[Array
         operands.append(number.reshape(grid.batch))
     for row in rows_of(node):
         flags = row.dtype in (np.bool_, np.uint8)
-        fields.append((FLAGS if flags else ROWS,))
+        fields.append((TRUTHS if flags else ROWS,))
         row = row.astype(bool) if flags else row
         axes = (1,) * len(grid.batch) if row.shape[0] == 1 else grid.batch
         operands.append(row.reshape((*axes, row.shape[1])))

@@ -14,10 +14,10 @@ import numpy as np
 
 from clearhead.core import formula
 from clearhead.core.arrays import Array, Library
-from clearhead.core.lowered import NodeKind
+from clearhead.core.lowered import evaluated
 from clearhead.core.observations import OBSERVATIONS
 from clearhead.kernels.collect import Gathered, Sizes
-from clearhead.kernels.xla.spec import ARRAY, BY_DISTANCE, NUMBER, NodeSpec, Spec
+from clearhead.kernels.xla.spec import BY_DISTANCE, BY_PAIR, NUMBER, Spec
 
 
 def forward(*operands: Array, spec: Spec) -> tuple[Array, ...]:
@@ -29,7 +29,7 @@ def forward(*operands: Array, spec: Spec) -> tuple[Array, ...]:
     options: dict[str, Any] = {"scale": next(rest) if spec.scale is None else spec.scale, "softcap": spec.softcap}
     if spec.sinks:
         options["sinks"] = next(rest).astype(spec.precise)[:, None]
-    if spec.bias[0] == ARRAY:
+    if spec.bias[0] == BY_PAIR:
         options["bias"] = next(rest).astype(spec.precise)
     elif spec.bias[0] == BY_DISTANCE:
         options["bias"] = by_distance(next(rest), next(rest), spec)
@@ -78,43 +78,9 @@ def allowed(spec: Spec, rest: Iterator[Array]) -> Array:
         for kind, *number in node.fields:
             fields.append(number[0] if kind == NUMBER else next(rest))
         array = next(rest) if node.array else None
-        found.append(pairs(node, fields, array, found, spec))
+        parts = [found[place] for place in (node.left, node.right) if place >= 0]
+        found.append(evaluated(node.kind, node.constant, fields, array, parts, spec.grid, jnp))
     return found[-1]
-
-
-def pairs(node: NodeSpec, fields: list[Any], array: Array, before: list[Array], spec: Spec) -> Array:
-    """One node, from the nodes before it."""
-    i, j = np.arange(spec.grid.queries)[:, None], np.arange(spec.grid.keys)
-    away = j - i
-
-    def number(value: Any) -> Any:
-        if isinstance(value, int):  # what is beyond any distance is no number of 32 bits
-            return int(np.clip(value, -(2**31) + 1, 2**31 - 1))
-        return value[..., None, None, None]
-
-    match NodeKind(node.kind):
-        case NodeKind.BAND:
-            low, high = map(number, fields)
-            return jnp.asarray((away >= low) & (away <= high))
-        case NodeKind.BEFORE:
-            return jnp.asarray(j[None, :] < number(fields[0]))
-        case NodeKind.DOCUMENTS:
-            return fields[0][..., None, :, None] == fields[1][..., None, None, :]
-        case NodeKind.FLAGS:
-            return fields[0][..., None, :, None] | fields[1][..., None, None, :]
-        case NodeKind.BLOCKS:
-            across = -(-spec.grid.keys // node.constant)
-            places = i // node.constant * across + j // node.constant
-            return jnp.take(fields[0], places, axis=-1)[..., None, :, :]
-        case NodeKind.ARRAY:
-            return jnp.asarray(array)
-        case NodeKind.AND:
-            return before[node.left] & before[node.right]
-        case NodeKind.OR:
-            return before[node.left] | before[node.right]
-        case NodeKind.NOT:
-            return ~before[node.left]
-    raise NotImplementedError(f"a node of kind {node.kind}")
 
 
 def backward(*operands: Array, spec: Spec, with_lse: bool, precise: bool) -> tuple[Array, ...]:

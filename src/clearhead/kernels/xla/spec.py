@@ -18,9 +18,9 @@ from clearhead.core.observations import OBSERVATIONS, Want
 from clearhead.kernels.prepared import worth
 
 # kinds of a node's fields, as in native/described.cpp: a number that is known, or the next operand
-NUMBER, NUMBERS, ROWS, FLAGS = 0, 1, 2, 3
+NUMBER, NUMBERS, ROWS, TRUTHS = 0, 1, 2, 3
 # kinds of a bias
-NONE, ARRAY, BY_DISTANCE = 0, 1, 2
+NONE, BY_PAIR, BY_DISTANCE = 0, 1, 2
 
 
 class NodeSpec(NamedTuple):
@@ -73,7 +73,7 @@ class Spec:
     def roles(self) -> tuple[bool, ...]:
         """Of each operand, whether it has batch axes."""
         roles = [True] * 3 + [False] * (self.scale is None) + [False] * self.sinks
-        roles += {NONE: [], ARRAY: [True], BY_DISTANCE: [False, True]}[self.bias[0]]
+        roles += {NONE: [], BY_PAIR: [True], BY_DISTANCE: [False, True]}[self.bias[0]]
         for node in self.nodes:
             roles += [True] * (sum(kind != NUMBER for kind, *_ in node.fields) + node.array)
         return tuple(roles)
