@@ -31,6 +31,7 @@ from clearhead.core.sparse_masks import blocks, dilated, first_tokens, random_bl
 from clearhead.kernels.threads import set_threads
 
 if TYPE_CHECKING:
+    from clearhead import distributed as distributed
     from clearhead import nn as nn
     from clearhead import textbook as textbook
     from clearhead.approximations import (
@@ -220,7 +221,7 @@ _LATER = {
 }
 
 # Modules that are asked for by name, `clearhead.nn`, and imported only then
-_WINGS = ("nn", "textbook")
+_WINGS = ("distributed", "nn", "textbook")
 # What this file itself needs, which nobody looks for here
 _INTERNAL = {"Any", "TYPE_CHECKING", "import_module"}
 

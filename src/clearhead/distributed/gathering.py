@@ -1,0 +1,40 @@
+"""gather(): the whole of a tensor that is split over ranks, on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.core.errors import ArgumentError
+from clearhead.distributed.links import Links, group_of
+from clearhead.distributed.placement import Placement, unshard
+
+
+def gather(tensor: Tensor, placement: Placement, mesh: Any = None, *, axis: int = -2, timeout: float | None = None) -> Tensor:
+    """The whole tensor, positions in order, from the part that each rank holds; it carries no gradient.
+
+    Every rank calls it. The other axes are the same on every rank.
+    """
+    links = Links(group_of(mesh), timeout)
+    if placement.world != links.world:
+        raise ArgumentError("placement", f"is for {placement.world} ranks, and the mesh has {links.world}")
+    own = tensor.detach().movedim(axis, 0).contiguous()
+    if own.shape[0] != placement.lengths[links.rank]:
+        raise ArgumentError("tensor", f"has {own.shape[0]} positions, expected {placement.lengths[links.rank]}")
+    each = own.shape[1:].numel()
+    others = [rank for rank in range(links.world) if rank != links.rank and not placement.everywhere]
+    sends = {rank: own.reshape(-1) for rank in others if own.numel()}
+    expects = {rank: (placement.lengths[rank] * each, own.dtype) for rank in others if placement.lengths[rank] * each}
+    came = links.start(sends, expects, 0, own).landed()
+    parts = [
+        came[rank].reshape(placement.lengths[rank], *own.shape[1:])
+        if rank in came
+        else own.new_empty(placement.lengths[rank], *own.shape[1:])
+        for rank in range(links.world)
+    ]
+    parts[links.rank] = own
+    if placement.everywhere:
+        return tensor.detach()
+    return torch.movedim(unshard(parts, placement, axis=0), 0, axis)

@@ -1,0 +1,101 @@
+"""What was attended to, over keys that came in parts: the largest weights and chosen rows out of the first pass, the
+attention received, maps and whole matrices in a second look, by each row's denominator over all keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.arrays import Array
+from clearhead.core.observations import Top
+from clearhead.distributed.pieces import Work
+from clearhead.distributed.tally import Ended
+from clearhead.kernels.collect import Pooled, Received, Sizes
+
+def largest(work: Work, candidates: list[tuple[Array, Array]], rows: int, count: int) -> Top:
+    """The `count` largest of some weights (…, T, n) and the keys they belong to, filled up with index −1.
+
+    NaN counts as the largest, and a row that holds any has no other.
+    """
+    xp, library = work.xp, work.library
+    missing = library.zeros((*work.lead, rows, count), work.dtype)
+    places = library.asarray(np.full((*work.lead, rows, count), -1, dtype=np.int64))
+    weights = xp.concat([weights for _, weights in candidates] + [missing], axis=-1)
+    indices = xp.concat([xp.astype(indices, places.dtype) for indices, _ in candidates] + [places], axis=-1)
+    weights, order = library.largest(weights, count)
+    indices = xp.take_along_axis(indices, order, axis=-1)
+    weights = xp.where(xp.any(xp.isnan(weights), axis=-1, keepdims=True), xp.nan, weights)
+    return Top(xp.where(weights > 0, indices, -1), weights)
+
+
+def top_of(work: Work, ended: Ended, count: int) -> Top:
+    """The largest weights of each query, from the largest of each part."""
+    found = []
+    for number, run, here in work.queries():
+        end = work.of_run(ended, here)
+        candidates = [
+            (top.indices, top.weights * end.share(work.xp, peak, total, work.unit)[..., None])
+            for top, peak, total in work.tops[number]
+        ]
+        found.append(largest(work, candidates, len(run), count))
+    if not found:
+        return largest(work, [], 0, count)
+    return Top(*(work.xp.concat([part[place] for part in found], axis=-2) for place in (0, 1)))
+
+
+def rows_of(work: Work, ended: Ended, chosen: tuple[int, ...]) -> Array:
+    """The weights (…, chosen, S) of the chosen queries that are here, zeros for those that are not."""
+    whole = work.library.zeros((*work.lead, len(chosen), work.whole.grid.keys), work.dtype)
+    for number, run, here in work.queries():
+        end = work.of_run(ended, here)
+        mine = [place for place, i in enumerate(chosen) if i in run]
+        local = [chosen[place] - run.start for place in mine]
+        for columns, weights, peak, total in work.rows[number]:
+            share = end.share(work.xp, peak, total, work.unit)
+            for order, (place, i) in enumerate(zip(mine, local, strict=True)):
+                whole[..., place, columns.start : columns.stop] = weights[..., order, :] * share[..., i, None]
+    return whole
+
+
+class Look:
+    """The second look: attention received (…, S) and sums of a map (…, rows, columns) from the queries here."""
+
+    def __init__(self, work: Work, ended: Ended) -> None:
+        self.work, self.ended = work, ended
+        want, grid = work.whole.want, work.whole.grid
+        assert want is not None
+        self.want = want
+        heads = (work.key_heads, len(work.whole.heads) // work.key_heads if work.key_heads else 1)
+        sizes = Sizes(work.library, work.dtype, (*grid.batch, *heads), grid.queries, grid.keys)
+        self.sizes = sizes
+        self.received = None if want.received is None else Received(sizes, want.received)
+        self.map = None if want.map is None else Pooled(sizes, want.map)
+        count = sum(map(len, work.runs))
+        self.weights = None
+        if want.weights:
+            self.weights = work.library.zeros((*work.lead, count, grid.keys), work.dtype)
+
+    def see(self, columns: range, k: Array, v: Array) -> None:
+        """Some keys once more."""
+        for seen in self.work.tiles(columns, k, v, self.ended):
+            if self.received is not None:
+                self.received.see(seen.weights, seen.queries, seen.keys)
+            if self.map is not None:
+                self.map.see(seen.weights, seen.queries, seen.keys)
+            if self.weights is not None:
+                self.weights[..., seen.lies, seen.keys.start : seen.keys.stop] = self.shaped(seen.weights, 2)
+
+    def shaped(self, array: Array, trailing: int) -> Array:
+        """With the leading axes (*batch, heads)."""
+        return self.work.xp.reshape(array, (*self.work.lead, *array.shape[array.ndim - trailing :]))
+
+    def sums(self) -> dict[str, Any]:
+        """What these queries add: `received`, and `map` as (sums, largest)."""
+        found: dict[str, Any] = {}
+        if self.received is not None:
+            found["received"] = self.shaped(self.received.result(), 1)
+        if self.map is not None:
+            found["map"] = (self.shaped(self.map.total, 2), self.shaped(self.map.most, 2))
+        return found

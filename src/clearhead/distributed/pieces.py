@@ -1,0 +1,308 @@
+"""The work of one rank: its queries against pieces of keys, one kernel call each, forward, backward and once more to look.
+
+Whoever brings the keys (another rank, a file, the host's memory) is none of its business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from clearhead.core.arrays import Array, Library, made, without_gradient
+from clearhead.core.dropout import Dropout
+from clearhead.core.errors import KernelRefused
+from clearhead.core.grid import Grid, blocks
+from clearhead.core.mask import Mask
+from clearhead.core.observations import Top, Want
+from clearhead.core.positions import Bias
+from clearhead.core.problem import Problem
+from clearhead.distributed.tally import Ended, Tally
+from clearhead.distributed.within import Piece, PlacedDropout, bias_of, mask_of
+from clearhead.kernels.choose import choose, named, preference
+from clearhead.kernels.compiled import compiled
+from clearhead.kernels.contract import Kernel, rejects_gradients
+from clearhead.kernels.dense import dense
+from clearhead.kernels.slab import Slab, Tile
+from clearhead.kernels.tiled import tiled, weigh
+
+# what needs the denominators of rows before it can be told
+SECOND = ("received", "map", "weights")
+# queries and keys of a tile that is looked at again
+TILE = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A call over all queries and keys: its sizes and options, without the arrays that lie elsewhere."""
+
+    library: Library
+    grid: Grid
+    scale: float
+    mask: Mask | None = None
+    bias: Bias | None = None
+    softcap: float | None = None
+    sinks: Array | None = None
+    dropout: Dropout | None = None
+    want: Want | None = None
+    kernel: str | None = None
+    some_heads: range | None = None  # None is all of them
+    short: bool = False  # runs of few queries, whose gradients are wanted
+
+    @property
+    def looks_again(self) -> bool:
+        """True where something is observed that needs each row's denominator over all keys first."""
+        return self.want is not None and any(name in SECOND for name in self.want.names)
+
+    @property
+    def heads(self) -> range:
+        """The query heads that are worked on."""
+        return range(self.grid.heads) if self.some_heads is None else self.some_heads
+
+    def piece(self, rows: range, columns: range) -> Piece:
+        """Some queries and keys of it."""
+        return Piece(rows, columns, self.heads, self.grid)
+
+    def problem(self, piece: Piece, q: Array, k: Array, v: Array, want: Want | None = None) -> Problem:
+        """The arrays of a piece as a problem for a kernel; sinks belong to the whole."""
+        return made(
+            Problem,
+            q=q,
+            k=k,
+            v=v,
+            library=self.library,
+            grid=piece.grid,
+            scale=self.scale,
+            mask=mask_of(self.mask, piece),
+            bias=bias_of(self.bias, piece),
+            softcap=self.softcap,
+            dropout=PlacedDropout.of(self.dropout, piece),
+            want=want,
+            differentiated=True,  # for the output as it is before it is rounded
+        )
+
+    def empty(self, rows: range, columns: range) -> bool:
+        """True where the mask decides that no pair of these is allowed."""
+        return self.mask is not None and self.mask.decide(rows, columns, self.grid) is False
+
+    def unit(self, kernel: Kernel) -> float:
+        """What a peak of that kernel is multiplied with to be a score (`native/score.h`)."""
+        raw = kernel is compiled and self.softcap is None and self.bias is None and self.scale > 0
+        return self.scale if raw else 1.0
+
+
+def pick(whole: Whole, problem: Problem) -> Kernel:
+    """The kernel that runs every piece: the one asked for, or the fastest that gives each row's peak and total.
+
+    `dense` is never taken: its gradients are those of the keys that it sees alone. What is looked at a second time is
+    weighed as `tiled` does it, so that it is `tiled` that ran, to the same rounding.
+    """
+    if whole.kernel is not None:
+        kernel = named(whole.kernel)
+        reason = "it cannot be given a part of the keys" if kernel is dense else kernel.rejects(problem)
+        if problem.dropout is not None and kernel is not tiled:
+            reason = "it drops weights by their place in one call; `tiled` does by that in the whole"
+        if reason is not None:
+            raise KernelRefused(whole.kernel, reason)
+        return kernel
+    # few queries go another way through `compiled` than their gradients do, where scores of 10⁴ are rounded otherwise
+    if problem.dropout is not None or whole.looks_again or whole.short:
+        return tiled
+    if problem.library.name == "torch" and problem.q.device.type == "cuda":
+        kernel = choose(problem)
+        return tiled if kernel is dense else kernel
+    for kernel in preference(problem):
+        if kernel is not dense and kernel.rejects(problem) is None and rejects_gradients(kernel, problem) is None:
+            return kernel
+    return tiled
+
+
+class Seen(NamedTuple):
+    """Weights of a tile: its queries and keys in the piece and in the whole call, and where its rows lie here."""
+
+    slab: Slab
+    tile: Tile
+    rows: range
+    columns: range
+    queries: range
+    keys: range
+    lies: slice
+    weights: Array
+
+
+class Learner(Protocol):
+    """Who wants the gradients of scores, such as a bias that is learned."""
+
+    def see(
+        self, work: Work, columns: range, k: Array, v: Array, dout: Array, ended: Ended, spread: Array
+    ) -> None:
+        """Some keys, with what the gradients of their scores are made from."""
+
+
+class Work:
+    """The queries of one rank, run by run, and what they have found so far."""
+
+    def __init__(self, whole: Whole, runs: tuple[range, ...], q: Array, key_heads: int, width: int) -> None:
+        self.whole, self.runs, self.q = whole, runs, q
+        self.width, self.key_heads = width, key_heads
+        self.library, self.xp = whole.library, whole.library.xp
+        self.lead = (*whole.grid.batch, len(whole.heads))
+        self.dtype = self.library.computing(q[..., :0, :]).dtype
+        self.kernel: Kernel | None = None
+        self.tallies: list[Tally] = []
+        self.tops: list[list[tuple[Top, Array, Array]]] = [[] for _ in runs]
+        self.rows: list[list[tuple[range, Array, Array, Array]]] = [[] for _ in runs]
+        self.learns: Learner | None = None
+
+    def queries(self) -> Iterator[tuple[int, range, slice]]:
+        """Each run: its number, its positions, and where it lies along the rank's own sequence axis."""
+        start = 0
+        for number, run in enumerate(self.runs):
+            yield number, run, slice(start, start + len(run))
+            start += len(run)
+
+    def problems(self, columns: range, k: Array, v: Array, want: Want | None = None) -> Iterator[tuple[int, slice, Problem]]:
+        """The pieces that some keys make with the runs of queries, empty ones left out."""
+        for number, rows, here in self.queries():
+            if len(columns) and not self.whole.empty(rows, columns):
+                wanted = want if want is None else self.own(want, rows)
+                piece = self.whole.piece(rows, columns)
+                yield number, here, self.whole.problem(piece, self.q[..., here, :], k, v, wanted)
+
+    def own(self, want: Want, rows: range) -> Want:
+        """What can be found in the first pass over a run: rows, largest weights, and the chosen queries among them."""
+        chosen = tuple(i - rows.start for i in want.queries or () if i in rows)
+        return Want(top=want.top, queries=chosen or None)
+
+    def settle(self, problem: Problem | None, k: Array, v: Array) -> None:
+        """One kernel for all pieces, and on every rank the same, so that peaks are in one unit."""
+        if self.kernel is None:
+            on_gpu = self.library.name == "torch" and self.q.device.type == "cuda"  # where all have scores for units
+            if problem is None or not on_gpu:
+                none = self.whole.piece(range(0), range(0))
+                problem = self.whole.problem(none, self.q[..., :0, :], k[..., :0, :], v[..., :0, :])
+            self.kernel = pick(self.whole, problem)
+        if not self.tallies:
+            observed = self.whole.want is not None
+            unit = self.whole.unit(self.kernel)
+            self.tallies = [
+                Tally(self.library, self.lead, len(run), self.width, self.dtype, unit, observed) for run in self.runs
+            ]
+
+    def attend(self, columns: range, k: Array, v: Array) -> None:
+        """Some more keys: those of `columns`."""
+        for number, _, problem in self.problems(columns, k, v, self.whole.want):
+            self.settle(problem, k, v)
+            assert self.kernel is not None
+            ran = self.kernel.run(problem)
+            self.tallies[number].add(ran)
+            if ran.observed.top is not None:
+                top = ran.observed.top
+                there = self.xp.where(top.indices < 0, -1, top.indices + columns.start)
+                self.tops[number].append((Top(there, top.weights), ran.peak, ran.total))
+            if ran.observed.queries is not None:
+                self.rows[number].append((columns, ran.observed.queries.weights, ran.peak, ran.total))
+
+    def sinks(self) -> Array | None:
+        """The sinks (heads, 1) in the precision of sums."""
+        if self.whole.sinks is None:
+            return None
+        heads = self.whole.heads
+        return self.library.asarray(without_gradient(self.whole.sinks), self.dtype)[heads.start : heads.stop, None]
+
+    def ended(self) -> Ended:
+        """What the queries end with, runs side by side."""
+        ends = [tally.ended(self.sinks()) for tally in self.tallies]
+        if not ends:
+            zero = self.library.zeros((*self.lead, 0), self.dtype)
+            values = self.library.zeros((*self.lead, 0, self.width), self.dtype)
+            some = None if self.whole.want is None else zero
+            return Ended(values, zero, zero, zero, some, some)
+        if len(ends) == 1:
+            return ends[0]
+
+        def whole(name: str, axis: int = -1) -> Any:
+            parts = [getattr(end, name) for end in ends]
+            return None if parts[0] is None else self.xp.concat(parts, axis=axis)
+
+        return Ended(whole("output", -2), *map(whole, ("lse", "peak", "total", "largest", "entropy")))
+
+    def of_run(self, ended: Ended, here: slice) -> Ended:
+        """The part of one run."""
+        rows = (
+            None if a is None else a[..., here]
+            for a in (ended.lse, ended.peak, ended.total, ended.largest, ended.entropy)
+        )
+        return Ended(ended.output[..., here, :], *rows)
+
+    @property
+    def unit(self) -> float:
+        """What a peak is multiplied with to be a score."""
+        return 1.0 if self.kernel is None else self.whole.unit(self.kernel)
+
+    def gradients(
+        self, columns: range, k: Array, v: Array, dout: Array, ended: Ended, dlse: Array | None, dq: Array
+    ) -> tuple[Array, Array]:
+        """What some keys add to dq, in place, and their own dk and dv so far, all in the precision of sums."""
+        computing = self.library.computing
+        grid = self.whole.grid
+        dk = self.library.zeros((*grid.batch, *k.shape[-3:]), self.dtype)
+        dv = self.library.zeros((*grid.batch, *v.shape[-3:]), self.dtype)
+        wide = [computing(a) for a in (k, v)]
+        for _, here, problem in self.problems(columns, *wide):
+            self.settle(problem, k, v)
+            assert self.kernel is not None
+            q = self.library.xp.broadcast_to(computing(problem.q), (*grid.batch, *problem.q.shape[-3:]))
+            k_all, v_all = (
+                self.library.xp.broadcast_to(a, (*grid.batch, *a.shape[-3:])) for a in (problem.k, problem.v)
+            )
+            # parts in half precision would each be rounded; in full precision the sum is, once
+            problem = made(Problem, **{**vars(problem), "q": q, "k": k_all, "v": v_all})
+            end = self.of_run(ended, here)
+            given = computing(dout[..., here, :])
+            found = self.kernel.gradients(
+                problem, given, end.output, end.peak, end.total, None if dlse is None else dlse[..., here]
+            )
+            dq[..., here, :] += found.dq
+            dk += found.dk
+            dv += found.dv
+        if self.learns is not None:
+            self.learns.see(self, columns, k, v, dout, ended, self.spread(dout, ended, dlse))
+        return dk, dv
+
+    def sink_gradient(self, dout: Array, ended: Ended, dlse: Array | None) -> Array | None:
+        """The gradient of the sinks (heads,) that these queries give: −share · (Σ dout · output − dlse)."""
+        sinks = self.sinks()
+        if sinks is None:
+            return None
+        xp = self.xp
+        spread = self.spread(dout, ended, dlse)
+        dead = ended.lse == -xp.inf
+        share = xp.where(dead, 0.0, xp.exp(xp.where(dead, 0.0, sinks - xp.where(dead, 0.0, ended.lse))))
+        by_head = xp.sum(-share * spread, axis=-1)
+        return xp.sum(xp.reshape(by_head, (math.prod(self.lead[:-1]), self.lead[-1])), axis=0)
+
+    def spread(self, dout: Array, ended: Ended, dlse: Array | None) -> Array:
+        """What normalising takes back from each weight (…, T)."""
+        xp = self.xp
+        dead = ended.lse == -xp.inf
+        wide = xp.where(dead[..., None], 0.0, self.library.computing(dout))
+        spread = xp.sum(xp.where(ended.output == 0, 0.0, wide) * ended.output, axis=-1)
+        return spread if dlse is None else spread - xp.where(dead, 0.0, dlse)
+
+    def tiles(self, columns: range, k: Array, v: Array, ended: Ended) -> Iterator[Seen]:
+        """The weights of each tile that is not empty."""
+        for number, here, problem in self.problems(columns, k, v):
+            slab, end = Slab(problem, ()), self.of_run(ended, here)
+            peak, total = (slab.cut(a[..., None])[..., 0] for a in (end.peak * self.unit, end.total))
+            for rows in blocks(problem.grid.queries, TILE):
+                for some in blocks(len(columns), TILE):
+                    tile = slab.tile(rows, some)
+                    if tile is None:
+                        continue
+                    weights = weigh(slab, tile, peak[..., rows.start : rows.stop], total[..., rows.start : rows.stop])
+                    first, lies = self.runs[number].start, slice(here.start + rows.start, here.start + rows.stop)
+                    there = range(first + rows.start, first + rows.stop)
+                    keys = range(columns.start + some.start, columns.start + some.stop)
+                    yield Seen(slab, tile, rows, some, there, keys, lies, weights)

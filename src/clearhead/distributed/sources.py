@@ -1,0 +1,174 @@
+"""Where keys come from that are never all here: chunks of an iterator, or stretches of anything that has slices.
+
+The next chunk is read, and sent to where the queries are, by a thread of its own while the last one is worked on.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.arrays import Array, Library, dtype_name, is_array, is_torch
+from clearhead.core.errors import ArgumentError, first_line
+from clearhead.distributed.disk import DiskArray
+
+# bytes of keys and values in a chunk, unless said otherwise: two of them are in memory at a time, and one on its way
+CHUNK = 32 * 2**20
+
+Pair = tuple[Array, Array]
+
+
+class Source:
+    """Keys and values in chunks: how many there are if that is known, and each with the position of its first key."""
+
+    def __init__(self, keys: int | None, again: bool, start: Callable[[], Iterator[tuple[int, Pair]]]) -> None:
+        self.keys, self.again, self.start = keys, again, start
+
+
+def source_of(given: Any, keys: int | None, chunk: int | None) -> Source:
+    """What a caller gives for keys: (k, v) that have slices, a list of such pairs, or chunks."""
+    if isinstance(given, tuple) and len(given) == 2 and all(_sliced(part) for part in given):
+        return _stretches([given], chunk)
+    if isinstance(given, list) and given and all(
+        isinstance(pair, tuple) and len(pair) == 2 and all(map(_sliced, pair)) for pair in given
+    ):
+        return _stretches(given, chunk)
+    if callable(given) or isinstance(given, Iterable):
+        return Source(keys, callable(given), lambda: _chunks(given() if callable(given) else given))
+    raise ArgumentError(
+        "source", f"is a {type(given).__name__}, expected (k, v), a list of such pairs, or chunks (k, v) one by one"
+    )
+
+
+def _sliced(value: Any) -> bool:
+    """True for what says its shape and gives stretches: arrays, files, zarr, h5py."""
+    return hasattr(value, "shape") and hasattr(value, "__getitem__") and len(value.shape) >= 2
+
+
+def _stretches(pairs: list[Any], chunk: int | None) -> Source:
+    for number, (k, v) in enumerate(pairs):
+        if k.shape[-2] != v.shape[-2]:
+            raise ArgumentError("source", f"has {k.shape[-2]} keys and {v.shape[-2]} values in pair {number}")
+    total = sum(int(k.shape[-2]) for k, _ in pairs)
+
+    def start() -> Iterator[tuple[int, Pair]]:
+        first = 0
+        for k, v in pairs:
+            length = int(k.shape[-2])
+            step = chunk or max(1, CHUNK // max(1, _row_bytes(k) + _row_bytes(v)))
+            for low in range(0, length, step):
+                high = min(low + step, length)
+                yield first + low, (k[..., low:high, :], v[..., low:high, :])
+            first += length
+
+    return Source(total, True, start)
+
+
+def _row_bytes(array: Any) -> int:
+    """What one position takes."""
+    size = np.dtype(array.dtype).itemsize if not is_torch(array) else array.element_size()
+    return int(np.prod([*array.shape[:-2], array.shape[-1]])) * size
+
+
+def _chunks(given: Iterable[Any]) -> Iterator[tuple[int, Pair]]:
+    first = 0
+    for number, pair in enumerate(given):
+        if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(map(_sliced, pair))):
+            raise ArgumentError("source", f"gives a {type(pair).__name__} as chunk {number}, expected (k, v)")
+        k, v = pair
+        if k.shape[-2] != v.shape[-2]:
+            raise ArgumentError("source", f"gives {k.shape[-2]} keys and {v.shape[-2]} values in chunk {number}")
+        yield first, (k, v)
+        first += int(k.shape[-2])
+
+
+def like(q: Array, part: Any) -> Array:
+    """A chunk in the library and on the device of the queries; its numbers stay what they are."""
+    library = Library.of(q)
+    if not is_array(part):
+        part = np.asarray(part)
+    if isinstance(part, np.ndarray) and library.name == "torch":
+        torch = __import__("torch")
+        if dtype_name(part) == "bfloat16":
+            part = torch.from_numpy(part.view(np.uint16)).view(torch.bfloat16)
+        else:
+            part = torch.from_numpy(part if part.flags.writeable else part.copy())
+        if q.is_cuda:
+            part = part.pin_memory()
+    return part
+
+
+class Ahead:
+    """Chunks, the next one read while the last is worked on; what goes wrong there is raised here."""
+
+    def __init__(self, source: Source, q: Array, there: bool) -> None:
+        self.q, self.there = q, there
+        self.found: queue.Queue[Any] = queue.Queue(maxsize=1)
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self.read, args=(source,), name="clearhead-chunks", daemon=True)
+
+    def read(self, source: Source) -> None:
+        """All chunks, in a thread of its own."""
+        try:
+            for first, pair in source.start():
+                self.put((first, *self.moved(tuple(like(self.q, part) for part in pair))))
+                if self.stopped.is_set():
+                    return
+            self.put(None)
+        except BaseException as error:  # whatever it is belongs to who asked
+            self.put(error)
+
+    def moved(self, pair: tuple[Any, ...]) -> tuple[Any, ...]:
+        """To the device of the queries, on a stream of its own; the event says when it is there."""
+        if self.there or not is_torch(pair[0]) or pair[0].device == self.q.device:
+            return (*pair, None)
+        torch = __import__("torch")
+        if not self.q.is_cuda:
+            return (*(part.to(self.q.device) for part in pair), None)
+        if not hasattr(self, "stream"):
+            self.stream = torch.cuda.Stream(self.q.device)
+        pinned = [part if part.is_pinned() else part.pin_memory() for part in pair]
+        with torch.cuda.stream(self.stream):
+            there = tuple(part.to(self.q.device, non_blocking=True) for part in pinned)
+            event = torch.cuda.Event()
+            event.record(self.stream)
+        return (*there, (event, pinned))
+
+    def put(self, what: Any) -> None:
+        while not self.stopped.is_set():
+            try:
+                return self.found.put(what, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def __iter__(self) -> Iterator[tuple[int, Array, Array]]:
+        self.thread.start()
+        try:
+            while True:
+                found = self.found.get()
+                if found is None:
+                    return
+                if isinstance(found, ArgumentError):
+                    raise found
+                if isinstance(found, OSError | ValueError | RuntimeError):
+                    raise ArgumentError("source", f"cannot be read: {type(found).__name__}: {first_line(found)}") from found
+                if isinstance(found, BaseException):
+                    raise found
+                first, k, v, arrived = found
+                if arrived is not None:
+                    event, _ = arrived
+                    stream = __import__("torch").cuda.current_stream(self.q.device)
+                    stream.wait_event(event)
+                    k.record_stream(stream)
+                    v.record_stream(stream)
+                yield first, k, v
+        finally:
+            self.stopped.set()
+            self.thread.join()
+
+
+__all__ = ["Ahead", "DiskArray", "Source", "source_of"]

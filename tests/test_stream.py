@@ -1,0 +1,149 @@
+"""Attention over keys that come in chunks: every case as over all keys at once; files; what cannot be read."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from budget import LAST, MAP, TOP, check, expected, queries_of
+from cases import CASES, Case
+
+import clearhead as ch
+from clearhead.distributed import on_disk, stream, stream_observe
+
+STREAMED = [case for case in CASES if case.k[-2] > 1 and case.layout != "fortran"]
+
+
+def given(case: Case, library: str) -> tuple[Any, Any, Any, dict[str, Any]]:
+    (q, k, v), _, options = case.build()
+    if library == "torch":
+        types = {"float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+        q, k, v = (torch.from_numpy(np.array(a, np.float64)).to(types.get(case.dtype, torch.float32)) for a in (q, k, v))
+    return q, k, v, options
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("case", STREAMED, ids=str)
+def test_chunks_give_what_all_keys_give(case: Case, library: str) -> None:
+    if library == "numpy" and case.dtype == "bfloat16":
+        pytest.skip("NumPy has bfloat16 only by another package, which the kernels take but slices of tests do not need")
+    q, k, v, options = given(case, library)
+    count = q.shape[-2]
+    with np.errstate(all="ignore"):
+        seen = stream_observe(q, (k, v), chunk=7, **options, top=TOP, received=True, map=MAP, queries=queries_of(count))
+        last = stream_observe(q, [(k[..., :9, :], v[..., :9, :]), (k[..., 9:, :], v[..., 9:, :])], received=LAST, **options)
+        output = stream(q, (k, v), chunk=7, **options)
+    exact = expected(case.name)
+    found = {
+        "output": output, "lse": seen.lse, "max_score": seen.max_score, "entropy": seen.entropy,
+        "top": seen.top.weights, "received": seen.received, "received_last": last.received,
+        "map_mean": seen.map.mean, "map_max": seen.map.max, "queries": seen.queries.weights,
+    }  # fmt: skip
+    for what, got in found.items():
+        numbers = got.double().numpy() if library == "torch" else np.asarray(got)
+        check(numbers, exact[what], k.shape[-2], f"{case.name}: {what}")
+
+
+def arrays(*shape: int) -> list[np.ndarray]:
+    return list(np.random.default_rng(3).standard_normal((3, *shape)).astype(np.float32))
+
+
+def saved(folder: Path, k: np.ndarray, v: np.ndarray) -> dict[str, tuple[Any, Any]]:
+    from safetensors.numpy import save_file
+
+    np.save(folder / "k.npy", k)
+    np.save(folder / "v.npy", v)
+    np.savez(folder / "both.npz", keys=k, values=v)
+    save_file({"k": k, "v": v}, folder / "both.safetensors")
+    return {
+        "npy": (on_disk(folder / "k.npy"), on_disk(folder / "v.npy")),
+        "npz": (on_disk(folder / "both.npz", "keys"), on_disk(folder / "both.npz", "values")),
+        "safetensors": (on_disk(folder / "both.safetensors", "k"), on_disk(folder / "both.safetensors", "v")),
+        "memory map": (np.load(folder / "k.npy", mmap_mode="r"), np.load(folder / "v.npy", mmap_mode="r")),
+    }
+
+
+def test_files_are_read_a_stretch_at_a_time(tmp_path: Path) -> None:
+    q, k, v = arrays(2, 3, 101, 8)
+    whole = ch.attention(q, k, v, mask=ch.causal())
+    for name, source in saved(tmp_path, k, v).items():
+        for chunk in (None, 13):
+            np.testing.assert_allclose(stream(q, source, chunk=chunk, mask=ch.causal()), whole, rtol=2e-6, atol=2e-6, err_msg=name)
+        found = stream(torch.from_numpy(q), source, chunk=50, mask=ch.causal())
+        torch.testing.assert_close(found, torch.from_numpy(whole))
+
+
+def test_bfloat16_from_disk(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    q, k, v = (torch.from_numpy(a).bfloat16() for a in arrays(2, 61, 8))
+    save_file({"k": k, "v": v}, tmp_path / "x.safetensors")
+    source = (on_disk(tmp_path / "x.safetensors", "k"), on_disk(tmp_path / "x.safetensors", "v"))
+    torch.testing.assert_close(stream(q, source, chunk=9), ch.attention(q, k, v))
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    q, k, v = arrays(2, 50, 8)
+    saved(tmp_path, k, v)
+    with pytest.raises(ch.ArgumentError, match=r"cannot read .*missing\.npy: No such file"):
+        on_disk(tmp_path / "missing.npy")
+    with pytest.raises(ch.ArgumentError, match="'x', expected one of keys, values in"):
+        on_disk(tmp_path / "both.npz", "x")
+    with pytest.raises(ch.ArgumentError, match="'x', expected one of k, v in"):
+        on_disk(tmp_path / "both.safetensors", "x")
+    np.savez_compressed(tmp_path / "small.npz", k=k)
+    with pytest.raises(ch.ArgumentError, match=r"small\.npz: k is compressed"):
+        on_disk(tmp_path / "small.npz", "k")
+    (tmp_path / "short.npy").write_bytes((tmp_path / "k.npy").read_bytes()[:-100])
+    with pytest.raises(ch.ArgumentError, match=r"short\.npy is cut short"):
+        on_disk(tmp_path / "short.npy")
+    source = on_disk(tmp_path / "k.npy"), on_disk(tmp_path / "v.npy")
+    with (tmp_path / "v.npy").open("r+b") as file:
+        file.truncate(2000)
+    with pytest.raises(ch.ArgumentError, match=r"v\.npy ends at byte 2,000"):
+        stream(q, source, chunk=5)
+    assert not [thread for thread in threading.enumerate() if thread.name == "clearhead-chunks"]
+
+    def broken() -> Any:
+        yield k[:, :5], v[:, :5]
+        raise OSError("the tape is gone")
+
+    with pytest.raises(ch.ArgumentError, match="source: cannot be read: OSError: the tape is gone"):
+        stream(q, broken())
+
+
+def test_chunks_that_do_not_fit_are_refused() -> None:
+    q, k, v = arrays(2, 20, 8)
+    for source, words in (
+        ([(k[:, :5], v[:, :4])], "5 keys and 4 values"),
+        (iter([(k[:, :5], v[:, :5]), (k[:1, :5], v[:1, :5])]), r"keys of shape \(1, 5, 8\) at position 5"),
+        (iter([(k[:, :5].astype(np.float64), v[:, :5])]), "k: has dtype float64"),
+        (iter([]), "gives no chunk"),
+        (3, "is a int, expected"),
+        (iter([k]), "gives a ndarray as chunk 0"),
+    ):
+        with pytest.raises(ch.ArgumentError, match=words):
+            stream(q, source)
+    with pytest.raises(ch.ArgumentError, match="keys: is not given"):
+        stream(q, iter([(k, v)]), mask=ch.causal())
+    with pytest.raises(ch.ArgumentError, match="gives 20 keys, expected the 21"):
+        stream(q, iter([(k, v)]), keys=21)
+    with pytest.raises(ch.ArgumentError, match="is read twice"):
+        stream_observe(q, iter([(k, v)]), keys=20, received=True)
+    whole = ch.observe(q, k, v, received=True)
+    np.testing.assert_allclose(stream_observe(q, lambda: iter([(k, v)]), keys=20, received=True).received, whole.received, rtol=1e-5)
+
+
+def test_progress_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    q, k, v = arrays(2, 20, 8)
+    told: list[tuple[Any, ...]] = []
+    stream(q, (k, v), chunk=8, progress=lambda *words: told.append(words))
+    assert told == [(8, 20, "attention"), (16, 20, "attention"), (20, 20, "attention")]
+    stream(q, (k, v), chunk=8, progress=True)
+    assert "40 %" in capsys.readouterr().err
+    stream(q, (k, v), chunk=8)
+    assert capsys.readouterr().err == ""
