@@ -38,7 +38,7 @@ class DiskArray:
         except OSError as error:
             raise ArgumentError("source", f"cannot read {self.name}: {error.strerror}") from None
         if size < needed:
-            os.close(self.file)
+            self.__del__()
             raise ArgumentError("source", f"{self.name} is cut short: {size:,} of {needed:,} bytes")
 
     def __del__(self) -> None:

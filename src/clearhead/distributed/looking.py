@@ -55,7 +55,10 @@ def rows_of(work: Work, ended: Ended, chosen: tuple[int, ...]) -> Array:
         for columns, weights, peak, total in work.rows[number]:
             share = end.share(work.xp, peak, total, work.unit)
             for order, (place, i) in enumerate(zip(mine, local, strict=True)):
-                whole[..., place, columns.start : columns.stop] = weights[..., order, :] * share[..., i, None]
+                row = weights[..., order, :]
+                # a weight that the mask hides is 0, also in a row that is NaN by another part
+                row = work.xp.where(row == 0, 0.0, row * share[..., i, None])
+                whole[..., place, columns.start : columns.stop] = row
     return whole
 
 
