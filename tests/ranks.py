@@ -61,7 +61,10 @@ def together(world: int, work: Callable[..., None], *arguments: Any) -> None:
 
 
 def tensors(arrays: Any, dtype: str) -> list[torch.Tensor]:
-    return [torch.from_numpy(np.array(a, dtype=np.float64 if dtype == "float64" else np.float32)).to(TYPES[dtype]) for a in arrays]
+    return [
+        torch.from_numpy(np.array(a, dtype=np.float64 if dtype == "float64" else np.float32)).to(TYPES[dtype])
+        for a in arrays
+    ]
 
 
 def splits(case: Any) -> bool:
@@ -75,7 +78,11 @@ def placements(n: int, world: int, kind: str) -> Any:
     if kind == "uneven":
         cuts = np.sort(np.random.default_rng(world + n).integers(0, n + 1, world - 1))
         return Placement.of_lengths(np.diff(np.concatenate([[0], cuts, [n]])).tolist())
-    return {"contiguous": Placement.contiguous, "zigzag": Placement.zigzag}[kind](n, world) if kind != "striped" else Placement.striped(n, world, block=2)
+    return (
+        {"contiguous": Placement.contiguous, "zigzag": Placement.zigzag}[kind](n, world)
+        if kind != "striped"
+        else Placement.striped(n, world, block=2)
+    )
 
 
 def hold(name: str, rank: int, world: int, way: str | None, kind: str) -> None:
@@ -104,7 +111,10 @@ def hold(name: str, rank: int, world: int, way: str | None, kind: str) -> None:
         last = chd.observe(*parts, **given, received=LAST) if want else None
     answers: dict[str, tuple[torch.Tensor, Any, int]] = {
         "output": (output.detach(), by_query, -2),
-        **{what: (g.grad, by, -2) for what, g, by in zip(("dq", "dk", "dv"), learned, (by_query, by_key, by_key), strict=True)},
+        **{
+            what: (g.grad, by, -2)
+            for what, g, by in zip(("dq", "dk", "dv"), learned, (by_query, by_key, by_key), strict=True)
+        },
         **{what: (getattr(seen, what), by_query, -1) for what in ("lse", "max_score", "entropy")},
     }
     if want and last is not None:

@@ -58,7 +58,12 @@ def faults(rank: int, world: int) -> None:
     with pytest.raises(ch.ArgumentError, match="way: is 'fastest'"):
         call(way="fastest")
     whole = chd.gather(call(mask=ch.causal()), placement)
-    within(whole, ch.attention(q.double(), k.double(), v.double(), mask=ch.causal()), ch.attention(q, k, v, mask=ch.causal()), 37)
+    within(
+        whole,
+        ch.attention(q.double(), k.double(), v.double(), mask=ch.causal()),
+        ch.attention(q, k, v, mask=ch.causal()),
+        37,
+    )
 
 
 def never_arrives(rank: int, world: int) -> None:
@@ -156,7 +161,7 @@ def bits_and_bytes(rank: int, world: int) -> None:
     own = [chd.shard(a, placement, rank).requires_grad_() for a in (q, k, v)]
     ways = [way for way in ("ring", "gather", "queries", "heads") if way != "heads" or 4 % world == 0]
     for way in ways:
-        eye = torch.eye(n)[:, : n].expand(1, 4, n, n)
+        eye = torch.eye(n)[:, :n].expand(1, 4, n, n)
         dropped = chd.attention(own[0].detach(), own[1].detach(), chd.shard(eye, placement, rank), placement=placement,
                                 mask=ch.causal(), dropout=(0.4, 9), way=way, timeout=20)  # fmt: skip
         whole = ch.attention(q, k, eye, mask=ch.causal(), dropout=(0.4, 9))
@@ -166,7 +171,11 @@ def bits_and_bytes(rank: int, world: int) -> None:
         assert last["sent"] == plan.chosen.sent[rank], (way, last["sent"], plan.chosen.sent)
         links = last["links"]
         output.sum().backward()
-        assert links.sent - last["sent"] == plan.chosen.sent_backward[rank], (way, links.sent - last["sent"], plan.chosen)
+        assert links.sent - last["sent"] == plan.chosen.sent_backward[rank], (
+            way,
+            links.sent - last["sent"],
+            plan.chosen,
+        )
 
 
 def windows(rank: int, world: int) -> None:
@@ -209,8 +218,65 @@ def errors_by_ranks(rank: int, world: int, into: str) -> None:
         q, k, v = numbers(*[(1, 4, 512, 32)] * 3, dtype=dtype)
         placement = chd.place(ch.causal(), 512, world)
         own = [chd.shard(a, placement, rank) for a in (q, k, v)]
-        found = chd.gather(chd.attention(*own, placement=placement, mask=ch.causal(), way="ring", timeout=60), placement)
+        found = chd.gather(
+            chd.attention(*own, placement=placement, mask=ch.causal(), way="ring", timeout=60), placement
+        )
         exact = ch.attention(q.double(), k.double(), v.double(), mask=ch.causal())
         if rank == 0:
             with open(into, "a") as file:
                 print(world, dtype, float((found.double() - exact).abs().max()), file=file)
+
+
+def models(rank: int, world: int) -> None:
+    """A GPT on split sequences learns what one process learns; a Hugging Face model gives what it gives alone."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from clearhead.integrations.huggingface import register
+    from clearhead.nn import GPT, GPTConfig
+
+    for positions in (ch.rotary(), "learned", "alibi"):
+        torch.manual_seed(0)
+        config = GPTConfig(vocabulary=31, context=64, layers=2, heads=4, kv_heads=2, width=32, positions=positions)
+        alone, split = GPT(config, dtype=torch.float64), GPT(config, dtype=torch.float64)
+        split.load_state_dict(alone.state_dict())
+        tokens = torch.randint(31, (2, 42), generator=torch.Generator().manual_seed(1))
+        loss = torch.nn.functional.cross_entropy(alone(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        placement = chd.place(ch.causal(), 41, world)
+        with chd.parallel(placement=placement, timeout=30):
+            here = chd.shard(tokens[:, :-1], placement, rank, axis=1)
+            next_ones = chd.shard(tokens[:, 1:], placement, rank, axis=1)
+            logits = split(here)
+            part = torch.nn.functional.cross_entropy(logits.flatten(0, 1), next_ones.flatten(), reduction="sum") / (
+                2 * 41
+            )
+            part.backward()
+        dist.all_reduce(part := part.detach())
+        torch.testing.assert_close(part, loss.detach())
+        for (name, mine), whole in zip(split.named_parameters(), alone.parameters(), strict=True):
+            dist.all_reduce(mine.grad)
+            torch.testing.assert_close(mine.grad, whole.grad, msg=lambda m, name=name: f"{name}: {m}")
+
+    register()
+    config = LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2, vocab_size=37, attn_implementation="clearhead", use_cache=True)  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).double().eval()
+    tokens = torch.randint(1, 37, (2, 23), generator=torch.Generator().manual_seed(2))
+    real = torch.ones_like(tokens)
+    real[0, :9] = 0  # padding on the left
+    given = {"input_ids": tokens, "attention_mask": real}
+    with torch.no_grad():
+        expected = model(**given).logits
+        text = model.generate(**given, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    whole = model(**given, labels=tokens).loss
+    whole.backward()
+    wanted = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with chd.parallel(timeout=30):
+        with torch.no_grad():
+            torch.testing.assert_close(model(**given).logits[real.bool()], expected[real.bool()])
+            assert torch.equal(model.generate(**given, max_new_tokens=6, do_sample=False, pad_token_id=0), text)
+        model(**given, labels=tokens).loss.backward()
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import numpy as np
 import pytest
 import ranks
@@ -70,7 +69,7 @@ def test_shard_goes_there_and_back() -> None:
 
 def test_placements_that_are_none_are_refused() -> None:
     with pytest.raises(ch.ArgumentError, match="each of 4 positions once"):
-        chd.Placement(4, ((range(0, 2),), (range(3, 4),)))
+        chd.Placement(4, ((range(2),), (range(3, 4),)))
     with pytest.raises(ch.ArgumentError, match="how: is 'best'"):
         chd.place(None, 4, 2, "best")
     with pytest.raises(ch.ArgumentError, match="array: has 5 positions, expected 4"):
@@ -99,6 +98,7 @@ def test_many_ranks_do_what_one_does() -> None:
 def everything(rank: int, world: int) -> None:
     for work in (ranks_work.decoding, ranks_work.parameters, ranks_work.bits_and_bytes, ranks_work.windows):
         work(rank, world)
+    ranks_work.models(rank, world)
     ranks_work.sharded(rank, world)
     ranks_work.faults(rank, world)
     ranks_work.never_arrives(rank, world)

@@ -22,7 +22,9 @@ def given(case: Case, library: str) -> tuple[Any, Any, Any, dict[str, Any]]:
     (q, k, v), _, options = case.build()
     if library == "torch":
         types = {"float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
-        q, k, v = (torch.from_numpy(np.array(a, np.float64)).to(types.get(case.dtype, torch.float32)) for a in (q, k, v))
+        q, k, v = (
+            torch.from_numpy(np.array(a, np.float64)).to(types.get(case.dtype, torch.float32)) for a in (q, k, v)
+        )
     return q, k, v, options
 
 
@@ -33,7 +35,9 @@ def test_chunks_give_what_all_keys_give(case: Case) -> None:
     count = q.shape[-2]
     with np.errstate(all="ignore"):
         seen = stream_observe(q, (k, v), chunk=7, **options, top=TOP, received=True, map=MAP, queries=queries_of(count))
-        last = stream_observe(q, [(k[..., :9, :], v[..., :9, :]), (k[..., 9:, :], v[..., 9:, :])], received=LAST, **options)
+        last = stream_observe(
+            q, [(k[..., :9, :], v[..., :9, :]), (k[..., 9:, :], v[..., 9:, :])], received=LAST, **options
+        )
         output = stream(q, (k, v), chunk=7, **options)
     exact = expected(case.name)
     found = {
@@ -70,7 +74,9 @@ def test_files_are_read_a_stretch_at_a_time(tmp_path: Path) -> None:
     whole = ch.attention(q, k, v, mask=ch.causal())
     for name, source in saved(tmp_path, k, v).items():
         for chunk in (None, 13):
-            np.testing.assert_allclose(stream(q, source, chunk=chunk, mask=ch.causal()), whole, rtol=2e-6, atol=2e-6, err_msg=name)
+            np.testing.assert_allclose(
+                stream(q, source, chunk=chunk, mask=ch.causal()), whole, rtol=2e-6, atol=2e-6, err_msg=name
+            )
         found = stream(torch.from_numpy(q), source, chunk=50, mask=ch.causal())
         torch.testing.assert_close(found, torch.from_numpy(whole))
 
@@ -133,7 +139,9 @@ def test_chunks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ch.ArgumentError, match="is read twice"):
         stream_observe(q, iter([(k, v)]), keys=20, received=True)
     whole = ch.observe(q, k, v, received=True)
-    np.testing.assert_allclose(stream_observe(q, lambda: iter([(k, v)]), keys=20, received=True).received, whole.received, rtol=1e-5)
+    np.testing.assert_allclose(
+        stream_observe(q, lambda: iter([(k, v)]), keys=20, received=True).received, whole.received, rtol=1e-5
+    )
 
 
 def test_progress_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -349,8 +349,10 @@ def evaluated(
         case NodeKind.FLAGS:
             return fields[0][..., None, :, None] | fields[1][..., None, None, :]
         case NodeKind.BLOCKS:
-            places = i // constant * -(-grid.keys // constant) + j // constant
-            return xp.asarray(fields[0])[..., places][..., None, :, :]
+            down, across = (-(-n // constant) for n in (grid.queries, grid.keys))
+            table = xp.asarray(fields[0])
+            table = table.reshape(*table.shape[:-1], -1, down * across)  # one for all heads, or one for each
+            return table[..., i // constant * across + j // constant]
         case NodeKind.ARRAY:
             return xp.asarray(array)
         case NodeKind.AND:

@@ -3,6 +3,7 @@
 place(mask, n, world)                                who holds which positions, so that all have as much to do
 shard(x, placement, rank), gather(x, placement)      there and back
 attention(q, k, v, mesh=mesh, mask=causal())         over ranks of torch.distributed; observe(…) the same
+parallel(mesh)                                       models of clearhead.nn and of Hugging Face, over ranks
 plan(q.shape, k.shape, world=8, mask=causal())       pairs, bytes and steps of each way, before anything is sent
 stream(q, (on_disk("k.npy"), on_disk("v.npy")))      keys that are never all in memory; stream_observe(…) the same
 """
@@ -18,6 +19,7 @@ from clearhead.distributed.streaming import stream, stream_observe
 
 if TYPE_CHECKING:
     from clearhead.distributed.calls import attention, observe
+    from clearhead.distributed.context import parallel
     from clearhead.distributed.gathering import gather
     from clearhead.distributed.links import DistributedError
 
@@ -29,6 +31,7 @@ __all__ = [
     "gather",
     "observe",
     "on_disk",
+    "parallel",
     "place",
     "plan",
     "shard",
@@ -43,6 +46,7 @@ _LATER = {
     "attention": "clearhead.distributed.calls",
     "gather": "clearhead.distributed.gathering",
     "observe": "clearhead.distributed.calls",
+    "parallel": "clearhead.distributed.context",
 }
 
 if not TYPE_CHECKING:

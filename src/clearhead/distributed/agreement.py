@@ -55,7 +55,9 @@ def _say(value: Any, to: Any) -> None:
         to.update(f"{type(value).__name__}:{value!r};".encode())
 
 
-def agree(links: Links, same: dict[str, Any], own: dict[str, int], wrong: Exception | None = None) -> dict[str, list[int]]:
+def agree(
+    links: Links, same: dict[str, Any], own: dict[str, int], wrong: Exception | None = None
+) -> dict[str, list[int]]:
     """The numbers that each rank has of its own, by name, once all that must be the same is.
 
     `wrong` is what this rank found wrong with its own arguments: it raises that, and the others hear of it.

@@ -125,7 +125,9 @@ class Call:
     def __init__(self, given: dict[str, Any], asked: dict[str, Any] | None = None) -> None:
         self.asked = asked
         self.wraps = local(given)
-        self.links = Links(group_of(given["mesh"] if self.wraps is None else self.wraps.mesh(given["mesh"])), given["timeout"])
+        self.links = Links(
+            group_of(given["mesh"] if self.wraps is None else self.wraps.mesh(given["mesh"])), given["timeout"]
+        )
         wrong: Exception | None = None
         try:
             self.pose(given)
@@ -167,7 +169,8 @@ class Call:
             raise ArgumentError(name, f"is for {placement.world} ranks, and the mesh has {links.world}")
         if tensor.shape[-2] != placement.lengths[links.rank]:
             raise ArgumentError(
-                name, f"gives rank {links.rank} {placement.lengths[links.rank]} positions, and it has {tensor.shape[-2]}"
+                name,
+                f"gives rank {links.rank} {placement.lengths[links.rank]} positions, and it has {tensor.shape[-2]}",
             )
 
     def settle(self, given: dict[str, Any], wrong: Exception | None) -> None:
@@ -193,12 +196,19 @@ class Call:
             own = {"queries": self.q.shape[-2], "keys": self.k.shape[-2]}
         held = agree(self.links, same, own, wrong)
         placement, key_placement = given["placement"], given["key_placement"]
-        if key_placement is None and placement is not None and not placement.everywhere and list(placement.lengths) == held["keys"]:
+        if (
+            key_placement is None
+            and placement is not None
+            and not placement.everywhere
+            and list(placement.lengths) == held["keys"]
+        ):
             key_placement = placement
         placement = Placement.of_lengths(held["queries"]) if placement is None else placement
         key_placement = Placement.of_lengths(held["keys"]) if key_placement is None else key_placement
         if key_placement.everywhere:
-            raise ArgumentError("key_placement", "has all keys on every rank, expected each on one: `clearhead.attention` is for that")
+            raise ArgumentError(
+                "key_placement", "has all keys on every rank, expected each on one: `clearhead.attention` is for that"
+            )
         self.plan_for(placement, key_placement, given)
 
     def plan_for(self, placement: Placement, key_placement: Placement, given: dict[str, Any]) -> None:

@@ -66,7 +66,9 @@ class DiskArray:
             except OSError as error:
                 raise ArgumentError("source", f"cannot read {self.name}: {error.strerror}") from None
             if not count:
-                raise ArgumentError("source", f"{self.name} ends at byte {start + done:,}, {len(into) - done:,} too early")
+                raise ArgumentError(
+                    "source", f"{self.name} ends at byte {start + done:,}, {len(into) - done:,} too early"
+                )
             done += count
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.file, start, len(into), os.POSIX_FADV_DONTNEED)

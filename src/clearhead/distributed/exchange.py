@@ -54,7 +54,9 @@ class Exchange:
                     continue
                 size = self.size(tensor, placement.lengths[peer], self.rank)
                 shape = (*own.shape[:-2], placement.lengths[peer], own.shape[-1])
-                parts.append(came[peer][starts[peer] : starts[peer] + size].reshape(shape) if size else own.new_empty(shape))
+                parts.append(
+                    came[peer][starts[peer] : starts[peer] + size].reshape(shape) if size else own.new_empty(shape)
+                )
                 starts[peer] += size
             found.append(ordered(torch.cat(parts, dim=-2), placement))
         return found
@@ -122,7 +124,13 @@ class Exchange:
         width = v.shape[-1]
         dq = torch.zeros((*work.lead, *q.shape[-2:]), dtype=work.dtype, device=q.device)
         dk, dv = work.gradients(
-            range(keys.n), k, v, given[..., :width].contiguous(), ended, given[..., width] if dlse is not None else None, dq
+            range(keys.n),
+            k,
+            v,
+            given[..., :width].contiguous(),
+            ended,
+            given[..., width] if dlse is not None else None,
+            dq,
         )
         found = (summed_like(a, b) for a, b in zip((dq, dk, dv), (q, k, v), strict=True))
         places = ((queries, self.q), (keys, self.k), (keys, self.v))

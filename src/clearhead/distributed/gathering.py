@@ -12,7 +12,9 @@ from clearhead.distributed.links import Links, group_of
 from clearhead.distributed.placement import Placement, unshard
 
 
-def gather(tensor: Tensor, placement: Placement, mesh: Any = None, *, axis: int = -2, timeout: float | None = None) -> Tensor:
+def gather(
+    tensor: Tensor, placement: Placement, mesh: Any = None, *, axis: int = -2, timeout: float | None = None
+) -> Tensor:
     """The whole tensor, positions in order, from the part that each rank holds; it carries no gradient.
 
     Every rank calls it. The other axes are the same on every rank.

@@ -68,7 +68,8 @@ class Job:
             found = mover.backward(self.work, dout, ended, dlse)
         dsinks = self.sinks_here().sink_gradient(dout, ended, dlse)
         dq, dk, dv = (
-            summed_like(gradient, like).to(like.dtype) for gradient, like in zip(found, (self.q, self.k, self.v), strict=True)
+            summed_like(gradient, like).to(like.dtype)
+            for gradient, like in zip(found, (self.q, self.k, self.v), strict=True)
         )
         return dq, dk, dv, dsinks
 
@@ -99,7 +100,12 @@ class Job:
         if self.way == "heads":
             return Top(*(self.heads.to_rows(part, self.schedule.queries, heads, 8 + i) for i, part in enumerate(top)))
         if self.way == "queries":  # of the keys here; the others have theirs
-            return largest(work, list(zip(*(everyone(self.links, part) for part in top), strict=True)), top.weights.shape[-2], count)
+            return largest(
+                work,
+                list(zip(*(everyone(self.links, part) for part in top), strict=True)),
+                top.weights.shape[-2],
+                count,
+            )
         return top
 
     def look(self, work: Work) -> None:
@@ -134,7 +140,10 @@ class Job:
     def cells(self, shape: Any) -> Tensor:
         """How many pairs each cell of a map has."""
         grid = self.whole.grid
-        rows, columns = (torch.tensor([len(part) for part in bins(n, most)]) for n, most in zip((grid.queries, grid.keys), shape, strict=True))
+        rows, columns = (
+            torch.tensor([len(part) for part in bins(n, most)])
+            for n, most in zip((grid.queries, grid.keys), shape, strict=True)
+        )
         return torch.outer(rows, columns)
 
     def of_all(self, part: Tensor, most: bool = False) -> Tensor:
@@ -184,5 +193,3 @@ def everyone(links: Links, part: Tensor) -> list[Tensor]:
     links.guarded(ask)
     links.sent += (links.world - 1) * mine.nbytes
     return [one.to(part.device) for one in found]
-
-

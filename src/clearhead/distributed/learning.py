@@ -21,9 +21,7 @@ class LearnedBias:
         self.bias = replace(bias, **{"array" if isinstance(bias, Added) else "table": self.leaf})
         self.gradient = torch.zeros_like(self.leaf, requires_grad=False)
 
-    def see(
-        self, work: Work, columns: range, k: Tensor, v: Tensor, dout: Tensor, ended: Ended, spread: Tensor
-    ) -> None:
+    def see(self, work: Work, columns: range, k: Tensor, v: Tensor, dout: Tensor, ended: Ended, spread: Tensor) -> None:
         """Some keys: dscore = weight · (dweight − spread)."""
         dead = (ended.lse == -torch.inf)[..., None]
         dout = torch.where(dead, 0.0, dout.to(work.dtype))

@@ -46,7 +46,9 @@ def group_of(mesh: Any) -> Any:
         if mesh.ndim != 1:
             names = mesh.mesh_dim_names
             example = f'mesh["{names[-1]}"]' if names else "one of its dimensions"
-            raise ArgumentError("mesh", f"has {mesh.ndim} dimensions, expected one, along which sequences are split: {example}")
+            raise ArgumentError(
+                "mesh", f"has {mesh.ndim} dimensions, expected one, along which sequences are split: {example}"
+            )
         return mesh.get_group()
     if isinstance(mesh, dist.ProcessGroup):
         return mesh
@@ -107,10 +109,14 @@ class Links:
             work.wait(timedelta(seconds=self.timeout))
         except (RuntimeError, ValueError) as error:
             if time.monotonic() - start >= 0.95 * self.timeout or "imed out" in str(error):
-                raise DistributedError(f"{otherwise} within {self.timeout:g} s: rank {self.rank} waited for it") from error
+                raise DistributedError(
+                    f"{otherwise} within {self.timeout:g} s: rank {self.rank} waited for it"
+                ) from error
             raise
 
-    def start(self, sends: dict[int, Tensor], expects: dict[int, tuple[int, torch.dtype]], number: int, like: Tensor) -> Flight:
+    def start(
+        self, sends: dict[int, Tensor], expects: dict[int, tuple[int, torch.dtype]], number: int, like: Tensor
+    ) -> Flight:
         """Messages to some ranks and from some, under way at once; each a flat tensor of so many numbers."""
         self.steps += 1
         device = torch.device("cpu") if self.through_host else like.device

@@ -14,6 +14,7 @@ from clearhead.distributed.pieces import Work
 from clearhead.distributed.tally import Ended
 from clearhead.kernels.collect import Pooled, Received, Sizes
 
+
 def largest(work: Work, candidates: list[tuple[Array, Array]], rows: int, count: int) -> Top:
     """The `count` largest of some weights (…, T, n) and the keys they belong to, filled up with index −1.
 

@@ -134,9 +134,7 @@ class Seen(NamedTuple):
 class Learner(Protocol):
     """Who wants the gradients of scores, such as a bias that is learned."""
 
-    def see(
-        self, work: Work, columns: range, k: Array, v: Array, dout: Array, ended: Ended, spread: Array
-    ) -> None:
+    def see(self, work: Work, columns: range, k: Array, v: Array, dout: Array, ended: Ended, spread: Array) -> None:
         """Some keys, with what the gradients of their scores are made from."""
 
 
@@ -162,7 +160,9 @@ class Work:
             yield number, run, slice(start, start + len(run))
             start += len(run)
 
-    def problems(self, columns: range, k: Array, v: Array, want: Want | None = None) -> Iterator[tuple[int, slice, Problem]]:
+    def problems(
+        self, columns: range, k: Array, v: Array, want: Want | None = None
+    ) -> Iterator[tuple[int, slice, Problem]]:
         """The pieces that some keys make with the runs of queries, empty ones left out."""
         for number, rows, here in self.queries():
             if len(columns) and not self.whole.empty(rows, columns):

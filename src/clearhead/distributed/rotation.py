@@ -90,9 +90,7 @@ class Rotation:
             for part in parts:
                 look.see(*part)
 
-    def backward(
-        self, work: Work, dout: Tensor, ended: Ended, dlse: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, work: Work, dout: Tensor, ended: Ended, dlse: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """dq, dk and dv of what is here, in the precision of sums."""
         dq = torch.zeros((*work.lead, *work.q.shape[-2:]), dtype=work.dtype, device=work.q.device)
         dk, dv = (torch.zeros(a.shape, dtype=work.dtype, device=a.device) for a in (self.k, self.v))
@@ -111,7 +109,9 @@ class Rotation:
                 if not step:
                     self.add(dk, dv, wanted, some)
                 elif wanted:
-                    sends[owner] = torch.cat([a.reshape(-1) for which in (0, 1) for a in (pair[which] for pair in some)])
+                    sends[owner] = torch.cat(
+                        [a.reshape(-1) for which in (0, 1) for a in (pair[which] for pair in some)]
+                    )
             self.take(waiting, dk, dv)
             waiting = group, self.back(group, sends, work, start + self.world + place)
         self.take(waiting, dk, dv)

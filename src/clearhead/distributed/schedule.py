@@ -44,7 +44,9 @@ class Schedule:
         """The runs of queries of `rank` that see any key of `owner`, where queries travel in place of keys."""
         sees = self.needs(rank, owner)
         return tuple(
-            run for run in self.queries.runs[rank] if any(keys_seen(self.mask, (run,), part, self.grid) for part in sees)
+            run
+            for run in self.queries.runs[rank]
+            if any(keys_seen(self.mask, (run,), part, self.grid) for part in sees)
         )
 
     def pairs(self, rank: int, owner: int) -> int:

@@ -33,8 +33,10 @@ def source_of(given: Any, keys: int | None, chunk: int | None) -> Source:
     """What a caller gives for keys: (k, v) that have slices, a list of such pairs, or chunks."""
     if isinstance(given, tuple) and len(given) == 2 and all(_sliced(part) for part in given):
         return _stretches([given], chunk)
-    if isinstance(given, list) and given and all(
-        isinstance(pair, tuple) and len(pair) == 2 and all(map(_sliced, pair)) for pair in given
+    if (
+        isinstance(given, list)
+        and given
+        and all(isinstance(pair, tuple) and len(pair) == 2 and all(map(_sliced, pair)) for pair in given)
     ):
         return _stretches(given, chunk)
     if callable(given) or isinstance(given, Iterable):
@@ -155,7 +157,9 @@ class Ahead:
                 if isinstance(found, ArgumentError):
                     raise found
                 if isinstance(found, OSError | ValueError | RuntimeError):
-                    raise ArgumentError("source", f"cannot be read: {type(found).__name__}: {first_line(found)}") from found
+                    raise ArgumentError(
+                        "source", f"cannot be read: {type(found).__name__}: {first_line(found)}"
+                    ) from found
                 if isinstance(found, BaseException):
                     raise found
                 first, k, v, arrived = found

@@ -106,18 +106,24 @@ class Stream:
         self.source: Source = source_of(given["source"], given["keys"], given["chunk"])
         q = given["q"]
         if is_torch(q) and q.requires_grad:
-            raise ArgumentError("q", "wants its gradient, which does not flow through a stream of keys: give q.detach()")
+            raise ArgumentError(
+                "q", "wants its gradient, which does not flow through a stream of keys: give q.detach()"
+            )
         self.mask = None if given["mask"] is None else given_mask("mask", given["mask"])
         self.bias = None if given["bias"] is None else as_bias(given["bias"])
         if self.source.keys is None and (self.mask is not None or self.bias is not None or self.needs_keys):
-            raise ArgumentError("keys", "is not given, and mask, bias or what is observed depends on how many there are")
+            raise ArgumentError(
+                "keys", "is not given, and mask, bias or what is observed depends on how many there are"
+            )
         self.works: dict[Any, Work] = {}
         self.problem: Problem | None = None
 
     @property
     def needs_keys(self) -> bool:
         """Whether what is asked for has an entry for each key."""
-        return self.asked is not None and any(self.asked[name] not in (None, False) for name in ("received", "map", "queries", "weights"))
+        return self.asked is not None and any(
+            self.asked[name] not in (None, False) for name in ("received", "map", "queries", "weights")
+        )
 
     def pose(self, k: Array, v: Array) -> None:
         """The call, once the first chunk says what keys are like."""
@@ -144,7 +150,9 @@ class Stream:
             problem.dropout, wanted, given["kernel"],
         )  # fmt: skip
         if self.whole.looks_again and not self.source.again:
-            raise ArgumentError("source", "is read twice for what is observed: give a function that starts the chunks anew")
+            raise ArgumentError(
+                "source", "is read twice for what is observed: give a function that starts the chunks anew"
+            )
 
     def work_for(self, k: Array, v: Array) -> Work:
         """The queries, on the device where these keys are."""
@@ -172,11 +180,14 @@ class Stream:
             k, v = k[None, ...], v[None, ...]
         expected, got = dtype_name(like.q), (dtype_name(k), dtype_name(v))
         if got != (expected, expected):
-            raise ArgumentError("source", f"gives {got[0]} keys and {got[1]} values at position {first:,}, expected {expected} as q")
+            raise ArgumentError(
+                "source", f"gives {got[0]} keys and {got[1]} values at position {first:,}, expected {expected} as q"
+            )
         for name, part, model in (("keys", k, like.k), ("values", v, like.v)):
             if (*part.shape[:-2], part.shape[-1]) != (*model.shape[:-2], model.shape[-1])[-part.ndim + 1 :]:
                 raise ArgumentError(
-                    "source", f"gives {name} of shape {tuple(part.shape)} at position {first:,}, expected {tuple(model.shape[:-2])} × positions × {model.shape[-1]}"
+                    "source",
+                    f"gives {name} of shape {tuple(part.shape)} at position {first:,}, expected {tuple(model.shape[:-2])} × positions × {model.shape[-1]}",
                 )
         return k, v
 
@@ -206,7 +217,7 @@ class Stream:
         q, xp = self.problem.q, self.problem.library.xp
         ends = {where: (work, work.ended()) for where, work in self.works.items()}
         if len(ends) == 1 and next(iter(ends.values()))[0].library == self.problem.library:
-            (_, ended), = ends.values()
+            ((_, ended),) = ends.values()
             return self.problem.restore(xp.astype(ended.output, q.dtype))
         parts = [Partial(end.output.to(q.device), end.lse.to(q.device)) for _, end in ends.values()]
         if self.problem.sinks is not None and str(q.device) not in ends:

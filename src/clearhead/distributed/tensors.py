@@ -41,7 +41,9 @@ def local(given: dict[str, Any]) -> Wraps | None:
     found: dict[str, int] = {}
     for name, tensor in tensors.items():
         along = [
-            d for d, how in enumerate(tensor.placements) if isinstance(how, Shard) and how.dim % tensor.ndim == tensor.ndim - 2
+            d
+            for d, how in enumerate(tensor.placements)
+            if isinstance(how, Shard) and how.dim % tensor.ndim == tensor.ndim - 2
         ]
         if len(along) != 1:
             raise ArgumentError(name, f"has placements {tensor.placements}, expected the sequence axis sharded once")
@@ -72,5 +74,10 @@ def wrapped(output: Tensor, wraps: Wraps) -> DTensor:
         stride.append(step)
         step *= size
     return DTensor.from_local(
-        output.contiguous(), wraps.device_mesh, wraps.placements, run_check=False, shape=shape, stride=tuple(reversed(stride))
+        output.contiguous(),
+        wraps.device_mesh,
+        wraps.placements,
+        run_check=False,
+        shape=shape,
+        stride=tuple(reversed(stride)),
     )

@@ -115,7 +115,9 @@ class Visit:
             keys = self.schedule.needs(guest, self.rank)
             for columns, at in zip(keys, places_of(self.schedule.keys.runs[self.rank], keys), strict=True):
                 k, v = self.k[..., at, :], self.v[..., at, :]
-                more_k, more_v = visitor.gradients(columns, k, v, its_dout.contiguous(), end, more[0] if more else None, dq)
+                more_k, more_v = visitor.gradients(
+                    columns, k, v, its_dout.contiguous(), end, more[0] if more else None, dq
+                )
                 dk[..., at, :] += summed_like(more_k, k)
                 dv[..., at, :] += summed_like(more_v, v)
             mine[guest] = dq

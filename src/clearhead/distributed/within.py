@@ -112,7 +112,9 @@ def _moved(node: Node, piece: Piece) -> Node | None:
     if isinstance(node, lowered.BeforeNode):
         return lowered.BeforeNode(lowered.larger(node.count - columns.start, 0))
     if isinstance(node, lowered.DocumentsNode):
-        return lowered.DocumentsNode(node.queries[:, rows.start : rows.stop], node.keys[:, columns.start : columns.stop])
+        return lowered.DocumentsNode(
+            node.queries[:, rows.start : rows.stop], node.keys[:, columns.start : columns.stop]
+        )
     if isinstance(node, lowered.FlagsNode):
         marked = node.marked
 

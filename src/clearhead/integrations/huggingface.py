@@ -18,6 +18,7 @@ except ImportError:
 from clearhead.calls import attention, observe
 from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
+from clearhead.distributed.current import current
 from clearhead.integrations.promised import Promised, mask_for
 from clearhead.watching import mode
 from clearhead.watching.given import Given
@@ -95,7 +96,13 @@ def _forward(want: Wanted | None) -> Callable[..., tuple[Tensor, Any]]:
         def plain() -> Tensor:
             seed = int(torch.randint(2**31, ())) if beside else 0
             dropped = (dropout, seed) if beside else None
-            return attention(given.q, given.k, given.v, **given.options, dropout=dropped)
+            ranks = current()
+            if ranks is not None and ranks.placement is not None:
+                raise ArgumentError(
+                    "placement", "is given to parallel(…), and this model makes its masks for whole inputs"
+                )
+            attend = attention if ranks is None else ranks.attend
+            return attend(given.q, given.k, given.v, **given.options, dropout=dropped)
 
         tensors = (given.q, given.k, given.v, given.bias, given.sinks)
         grads = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors)

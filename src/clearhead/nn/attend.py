@@ -14,6 +14,7 @@ from clearhead.calls import observe as observed
 from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
 from clearhead.core.positions import Rotary
+from clearhead.distributed.current import current
 
 # arguments of other libraries' layers: when one is made, and when it is called
 LAYER = {
@@ -69,8 +70,13 @@ def attend(
         scale = {} if options["scale"] is None else {"scale": options["scale"]}
         return method(q, k, v, mask=options["mask"], **scale), None
     options["dropout"] = (dropout, draw()) if dropout else None
+    ranks = current()
     if observe is None:
-        return attention(q, k, v, **options), None
+        return (attention if ranks is None else ranks.attend)(q, k, v, **options), None
+    if ranks is not None and ranks.placement is not None:
+        raise ArgumentError(
+            "observe", "is given where sequences are split over ranks: distributed.observe(…) sees that"
+        )
     seen = observed(q, k, v, **options, **observe)
     return seen.output, seen
 

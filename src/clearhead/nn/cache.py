@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
+from clearhead.distributed.current import current
 from clearhead.nn.attend import size
 from clearhead.nn.eviction import Policy, check_policy
 from clearhead.nn.kept import Kept
@@ -342,6 +343,11 @@ def held_by(
         raise ArgumentError("cache", f"has keep={cache.keep!r}, by what was attended to: MultiHeadAttention says so")
     if cache.keep is not None and mask is not None:
         raise ArgumentError("mask", "is given together with a cache that keeps some of the keys")
+    ranks = current()
+    if ranks is not None and ranks.placement is not None:
+        raise ArgumentError(
+            "cache", "is given where sequences are split over ranks: parallel(mesh) without a placement takes it"
+        )
     if not looks_back:
         raise ArgumentError("cache", "is given to attention that is not causal self-attention")
     if mask is not None and cache.window is not None:

@@ -16,6 +16,7 @@ from clearhead.core.mask import Mask
 from clearhead.core.masks import Documents, GlobalTokens, causal, lengths, window
 from clearhead.core.positions import Alibi, Bias, Relative, alibi, relative_bias
 from clearhead.core.sparse_masks import BlockTable, RandomBlocks
+from clearhead.distributed.current import current
 
 
 class Held(NamedTuple):
@@ -121,7 +122,11 @@ def buckets(distance: Tensor, count: int, bidirectional: bool, most: int) -> Ten
 
 
 def query_places(start: Sequence[int], queries: int, like: Tensor) -> Tensor:
-    """Positions of the queries: (T,), or (batch, T) where rows start at different ones."""
+    """Positions of the queries: (T,), or (batch, T) where rows start at different ones; those here, of split ones."""
+    ranks = current()
+    split = None if ranks is None else ranks.places(queries, like)
+    if split is not None:
+        return split
     begin = first(start)
     ahead = torch.arange(queries, device=like.device)
     return numbers(begin, like)[:, None] + ahead if isinstance(begin, list) else begin + ahead
