@@ -12,13 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from clearhead.distributed.disk import on_disk
+from clearhead.distributed.entry import attention, observe
 from clearhead.distributed.placement import Placement, shard, unshard
 from clearhead.distributed.placing import place
 from clearhead.distributed.planning import DistributedPlan, plan
 from clearhead.distributed.streaming import stream, stream_observe
 
 if TYPE_CHECKING:
-    from clearhead.distributed.calls import attention, observe
     from clearhead.distributed.context import parallel
     from clearhead.distributed.gathering import gather
     from clearhead.distributed.links import DistributedError
@@ -43,9 +43,7 @@ __all__ = [
 # what needs PyTorch, which is imported when it is first asked for
 _LATER = {
     "DistributedError": "clearhead.distributed.links",
-    "attention": "clearhead.distributed.calls",
     "gather": "clearhead.distributed.gathering",
-    "observe": "clearhead.distributed.calls",
     "parallel": "clearhead.distributed.context",
 }
 

@@ -75,8 +75,9 @@ def agree(
         if len(set(values)) > 1:
             usual = max(set(values), key=values.count)
             others = [rank for rank, value in enumerate(values) if value != usual]
+            rest = [rank for rank in range(links.world) if rank not in others]
             raise DistributedError(
-                f"{name}: is not the same on every rank: {_ranks(others)} has another than {_ranks([r for r in range(links.world) if r not in others])}"
+                f"{name}: is not the same on every rank: {_ranks(others)} has another than {_ranks(rest)}"
             )
     start = 1 + len(same)
     return {name: [row[start + place] for row in table] for place, name in enumerate(own)}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from clearhead.core.array_masks import given_mask, of_pytorch
-from clearhead.core.arrays import Array, dtype_name, is_torch
+from clearhead.core.arrays import dtype_name, is_torch
 from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.grid import Grid
-from clearhead.core.mask import Mask
 from clearhead.core.observations import Observed, Want, want
 from clearhead.core.partial import keys_share
-from clearhead.core.positions import Bias, as_bias
+from clearhead.core.positions import as_bias
 from clearhead.core.problem import Problem, pose
 from clearhead.core.temperature import tempered
 from clearhead.distributed.agreement import agree
@@ -31,86 +30,31 @@ from clearhead.kernels.choose import named
 from clearhead.kernels.compiled import NOT_BUILT
 from clearhead.torch_bridge import autograd
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def uncompiled(function: Function) -> Function:
+    """What PyTorch's compiler leaves as it is: messages between ranks are no part of a graph."""
+    return cast(Function, cast(Any, torch.compiler.disable)(function))
+
+
 # queries that `compiled` takes for decoding (`native/decode.h`)
 FEW = 4
 OPTIONS = ("bias", "scale", "softcap", "sinks", "dropout", "kernel")
 
 
-@torch.compiler.disable
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mesh: Any = None,
-    placement: Placement | None = None,
-    key_placement: Placement | None = None,
-    mask: Mask | Array | None = None,
-    bias: Bias | Array | None = None,
-    scale: float | None = None,
-    temperature: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: tuple[float, int] | None = None,
-    kernel: str | None = None,
-    way: str | None = None,
-    timeout: float | None = None,
-) -> Tensor:
-    """Attention over sequences that are split over ranks; every rank calls it, with its own part of q, k and v.
-
-        softmax(q kᵀ · scale [softcap] [+ bias] [mask]) v    of the whole sequences, the rows that lie here
-
-    - q (…, Hq, T_here, D), k (…, Hk, S_here, D), v (…, Hk, S_here, Dv): plain tensors, or DTensors sharded along the
-      sequence axis. Lengths may differ from rank to rank.
-    - mesh: a DeviceMesh of one dimension, or a process group; None is all processes.
-    - placement, key_placement: who holds which positions, from `place`. Without them each rank holds the positions
-      after those of the rank before it. `Placement.on_all(T, world)` is for queries that every rank holds.
-    - mask, bias, sinks, scale, softcap, dropout mean what they mean in `clearhead.attention` of the whole sequences:
-      masks are asked about positions there. They are the same on every rank; arrays are those of the whole call.
-    - way: "ring" (keys travel while one works), "gather" (all keys at once), "heads" (each rank gets all positions of
-      some heads), "queries" (queries travel, keys stay); None takes what `plan` finds fastest.
-    - timeout: seconds after which a rank that does not answer is an error on all others.
-
-    Parts travel and add up in float32 (float64 for float64). Gradients flow into q, k and v; those of sinks and of a
-    learned bias are this rank's share, to be added up over ranks as those of any other weight.
-    """
-    call = Call(locals())
+@uncompiled
+def attention_over_ranks(given: dict[str, Any]) -> Tensor:
+    """The output for the queries of this rank; `given` are the arguments of `attention`."""
+    call = Call(given)
     output, _, _ = call.run()
     return call.restored(output)
 
 
-@torch.compiler.disable
-def observe(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mesh: Any = None,
-    placement: Placement | None = None,
-    key_placement: Placement | None = None,
-    mask: Mask | Array | None = None,
-    bias: Bias | Array | None = None,
-    scale: float | None = None,
-    temperature: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: tuple[float, int] | None = None,
-    kernel: str | None = None,
-    way: str | None = None,
-    timeout: float | None = None,
-    top: int | None = None,
-    received: bool | int | None = None,
-    map: tuple[int, int] | None = None,
-    queries: Any = None,
-    weights: bool = False,
-) -> Observed[Tensor]:
-    """`attention` over ranks, and what was attended to, equal to what one machine observes.
-
-    Of the queries that lie here: output, lse, max_score, entropy, top (with the positions of keys in the whole
-    sequence) and weights. Of the keys that lie here: received. On every rank the same: map, and queries, which are
-    positions in the whole sequence. All but received, map and weights come out of the first pass.
-    """
-    call = Call(locals(), {"top": top, "received": received, "map": map, "queries": queries, "weights": weights})
+@uncompiled
+def observe_over_ranks(given: dict[str, Any], asked: dict[str, Any]) -> Observed[Tensor]:
+    """The output and what was attended to; `asked` is what is observed."""
+    call = Call(given, asked)
     output, lse, job = call.run()
     observed = job.observed(output, lse, job.ended)
     if call.problem.sinks is not None:
@@ -182,7 +126,7 @@ class Call:
         if wrong is None:
             problem = self.problem
             self.learned = torch.is_grad_enabled() and any(
-                is_torch(a) and a.requires_grad
+                a is not None and is_torch(a) and a.requires_grad
                 for a in (self.q, self.k, self.v, problem.sinks, None if self.bias is None else self.bias.parameter)
             )
             same.update(
@@ -190,7 +134,9 @@ class Call:
                 shapes=[(*t.shape[:-2], t.shape[-1]) for t in (self.q, self.k, self.v)],
                 scale=problem.scale, softcap=problem.softcap, sinks=problem.sinks, dropout=problem.dropout,
                 kernel=given["kernel"], way=given["way"], observations=repr(self.asked), gradients=self.learned,
-                placement=[None if p is None else (p.n, p.how, p.runs) for p in (given["placement"], given["key_placement"])],
+                placement=[
+                    None if p is None else (p.n, p.how, p.runs) for p in (given["placement"], given["key_placement"])
+                ],
             )  # fmt: skip
             same["back end"] = (NOT_BUILT == "", self.q.device.type)
             own = {"queries": self.q.shape[-2], "keys": self.k.shape[-2]}
@@ -219,7 +165,7 @@ class Call:
             self.mask.check(grid)
         if self.bias is not None:
             self.bias.check(grid)
-        wanted: Want | None = None if self.asked is None else partial(want, **self.asked)(grid)
+        wanted: Want | None = None if self.asked is None else want(grid, **self.asked)
         schedule = scheduled(self.mask, grid, placement, key_placement)
         self.plan: DistributedPlan = planned(
             schedule, shape_of(self.q, self.k, self.v, grid), way=given["way"], looks=bool(wanted and wanted.names)

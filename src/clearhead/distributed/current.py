@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ranks:
-    """What `parallel` says: the process group, who holds which positions if sequences are split, and how long to wait."""
+    """What `parallel` says: the process group, who holds which positions of split sequences, how long to wait."""
 
     group: Any
     placement: Placement | None
@@ -37,7 +37,7 @@ class Ranks:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Attention over the ranks: of parts where sequences are split, else of whole tensors that all ranks have."""
         # not before they are needed: PyTorch may be built without its distributed part
-        from clearhead.distributed.calls import attention
+        from clearhead.distributed.entry import attention
         from clearhead.distributed.shared import shared_attention
 
         if self.placement is None:

@@ -22,7 +22,7 @@ def run(job: Job, q: Tensor, k: Tensor, v: Tensor, learned: bool) -> tuple[Tenso
         return job.ended.output.to(q.dtype), job.ended.lse
     bias = None if job.whole.bias is None else job.whole.bias.parameter
     parameters = (job.whole.sinks if is_torch(job.whole.sinks) else None, bias if is_torch(bias) else None)
-    output, lse = Spread.apply(job, q, k, v, *parameters)
+    output, lse = spread(job, q, k, v, *parameters)
     return output, lse
 
 
@@ -57,3 +57,6 @@ class Spread(torch.autograd.Function):
             None if sinks is None or dsinks is None else dsinks.to(sinks.dtype),
             None if learner is None or bias is None else learner.gradient.to(bias.dtype),
         )  # fmt: skip
+
+
+spread: Any = Spread.apply

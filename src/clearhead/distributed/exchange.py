@@ -62,7 +62,7 @@ class Exchange:
         return found
 
     def to_rows(self, tensor: Tensor, placement: Placement, heads: int, number: int) -> Tensor:
-        """All rows of the heads here, (…, h, n, x) → the rows that lie here of all heads, those of shared heads added."""
+        """All rows of the heads here, (…, h, n, x) → the rows that lie here of all heads, shared ones added."""
         laid_out = torch.index_select(tensor, -2, torch.as_tensor(placement.order, device=tensor.device))
         cuts = torch.split(laid_out, list(placement.lengths), dim=-2)
         own, width = placement.lengths[self.rank], tensor.shape[-1]

@@ -1,4 +1,4 @@
-"""One call over many ranks, from the tensors of this one to its answer: forward by a way, backward, what is observed."""
+"""One call over many ranks, from the tensors of this one to its answer: forward, backward, what is observed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Job:
     def __init__(self, links: Links, schedule: Schedule, whole: Whole, way: str) -> None:
         self.links, self.schedule, self.whole, self.way = links, schedule, whole, way
         self.found: dict[str, Any] = {}
+        self.ended: Ended
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Ended:
         """The answer for the queries here, all heads."""
@@ -36,7 +37,7 @@ class Job:
             self.heads = Exchange(self.links, self.schedule, self.whole, q, k, v)
             self.work, self.inner = self.heads.forward()
             rows = self.heads.rows(self.inner, q.dtype)
-            ended = Ended(*(rows.get(name) for name in ("output", "lse", "peak", "total", "largest", "entropy")))  # type: ignore[arg-type]
+            ended = Ended(*(rows.get(name) for name in ("output", "lse", "peak", "total", "largest", "entropy")))
         else:
             self.work = Work(self.whole, runs, q, k.shape[-3], v.shape[-1])
             self.work.settle(None, k, v)
@@ -176,7 +177,7 @@ class Job:
 
     def observed(self, output: Tensor, lse: Tensor, ended: Ended) -> Observed:
         """All of it as the value that `observe` gives."""
-        return Observed(output, lse, ended.largest, ended.entropy, self.kernel, **self.found)  # type: ignore[arg-type]
+        return Observed(output, lse, ended.largest, ended.entropy, self.kernel, **self.found)
 
 
 def everyone(links: Links, part: Tensor) -> list[Tensor]:

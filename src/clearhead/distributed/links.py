@@ -125,7 +125,7 @@ class Links:
         tag = self.number + number
 
         def post() -> None:
-            jobs = []
+            jobs: list[tuple[Any, Tensor, int, str]] = []
             for peer, (count, dtype) in expects.items():
                 buffers[peer] = torch.empty(count, dtype=dtype, device=device)
                 if not count:  # nothing is no message

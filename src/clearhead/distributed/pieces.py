@@ -1,4 +1,4 @@
-"""The work of one rank: its queries against pieces of keys, one kernel call each, forward, backward and once more to look.
+"""The work of one rank: its queries against pieces of keys, one kernel call each, forward, backward and to look again.
 
 Whoever brings the keys (another rank, a file, the host's memory) is none of its business.
 """

@@ -6,6 +6,7 @@ one after the other. Masks and biases are asked about the positions, so that eve
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -47,7 +48,7 @@ class Placement:
         ((range(0, 3),), (), (range(3, 5),))
         """
         edges = np.cumsum([0, *lengths]).tolist()
-        own = tuple((range(low, high),) if high > low else () for low, high in zip(edges, edges[1:], strict=False))
+        own = tuple((range(low, high),) if high > low else () for low, high in itertools.pairwise(edges))
         return cls(edges[-1], own, how)
 
     @classmethod
@@ -63,7 +64,7 @@ class Placement:
         ((range(0, 4), range(12, 16)), (range(4, 12),))
         """
         edges = [i * n // (2 * world) for i in range(2 * world + 1)]
-        parts = [range(low, high) for low, high in zip(edges, edges[1:], strict=False)]
+        parts = [range(low, high) for low, high in itertools.pairwise(edges)]
         return cls(n, tuple(joined([parts[rank], parts[2 * world - 1 - rank]]) for rank in range(world)), "zigzag")
 
     @classmethod

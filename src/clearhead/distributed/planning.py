@@ -142,9 +142,9 @@ def plan(
         placement = place(given, grid.queries, world, keys=grid.keys, batch=grid.batch, heads=grid.heads)
     if key_placement is None:
         key_placement = placement if grid.keys == grid.queries else Placement.contiguous(grid.keys, world)
-    shape = Shape(math.prod(grid.batch), q[-3], k[-3], q[-1], v[-1], SIZES[dtype], 8 if dtype == "float64" else 4)
+    sizes = Shape(math.prod(grid.batch), q[-3], k[-3], q[-1], v[-1], SIZES[dtype], 8 if dtype == "float64" else 4)
     schedule = scheduled(given, grid, placement, key_placement)
-    return planned(schedule, shape, way=way, machine=Machine(bandwidth, latency, rate))
+    return planned(schedule, sizes, way=way, machine=Machine(bandwidth, latency, rate))
 
 
 def planned(

@@ -161,7 +161,7 @@ def joined(parts: list[Part]) -> list[Part]:
         if len(some) == 1:
             whole.append(some[0])
         else:
-            k, v = (torch.cat([part[which] for part in some], dim=-2) for which in (1, 2))
+            k, v = torch.cat([k for _, k, _ in some], dim=-2), torch.cat([v for _, _, v in some], dim=-2)
             whole.append((range(some[0][0].start, some[-1][0].stop), k, v))
     return whole
 

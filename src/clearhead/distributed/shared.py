@@ -13,7 +13,8 @@ from clearhead.core.errors import ArgumentError
 from clearhead.core.positions import as_bias
 from clearhead.core.problem import Problem, pose
 from clearhead.distributed.agreement import agree
-from clearhead.distributed.calls import FEW, attention
+from clearhead.distributed.calls import FEW, uncompiled
+from clearhead.distributed.entry import attention
 from clearhead.distributed.jobs import everyone
 from clearhead.distributed.learning import LearnedBias
 from clearhead.distributed.links import Links, group_of
@@ -23,7 +24,7 @@ from clearhead.distributed.placing import place
 from clearhead.torch_bridge.refused import NO_SECOND
 
 
-@torch.compiler.disable
+@uncompiled
 def shared_attention(
     q: Tensor, k: Tensor, v: Tensor, *, mesh: Any = None, timeout: float | None = None, **options: Any
 ) -> Tensor:
@@ -48,7 +49,7 @@ def shared_attention(
     agree(links, same, {}, wrong)
     parameter = None if bias is None else bias.parameter
     learned = torch.is_grad_enabled() and any(
-        is_torch(t) and t.requires_grad for t in (q, k, v, problem.sinks, parameter)
+        t is not None and is_torch(t) and t.requires_grad for t in (q, k, v, problem.sinks, parameter)
     )
     if problem.grid.queries < links.world and not learned:
         keys = Placement.contiguous(problem.grid.keys, links.world)
@@ -68,8 +69,9 @@ def shared_attention(
         with torch.no_grad():
             return problem.restore(rows.forward(problem.q, problem.k, problem.v))
     sinks = problem.sinks if is_torch(problem.sinks) else None
-    found = SharedRows.apply(rows, problem.q, problem.k, problem.v, sinks, parameter if is_torch(parameter) else None)
-    return problem.restore(found)
+    found = run(rows, problem.q, problem.k, problem.v, sinks, parameter if is_torch(parameter) else None)
+    output: Tensor = problem.restore(found)
+    return output
 
 
 class Rows:
@@ -104,14 +106,14 @@ class Rows:
         self.ended = self.work.ended()
         return self.all_of(self.ended.output.to(q.dtype), 0)
 
-    def backward(self, dout: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    def backward(self, dout: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """dq, dk, dv and dsinks, whole, on every rank the same."""
         mine = shard(dout, self.placement, self.rank).contiguous()
         work = self.work
         dq = torch.zeros((*work.lead, *work.q.shape[-2:]), dtype=work.dtype, device=dout.device)
         dk, dv = work.gradients(range(self.whole.grid.keys), k, v, mine, self.ended, None, dq)
         dsinks = work.sink_gradient(mine, self.ended, None)
-        return self.all_of(dq, 1), self.sum_of(dk), self.sum_of(dv), None if dsinks is None else self.sum_of(dsinks)  # type: ignore[return-value]
+        return self.all_of(dq, 1), self.sum_of(dk), self.sum_of(dv), None if dsinks is None else self.sum_of(dsinks)
 
     def sum_of(self, part: Tensor) -> Tensor:
         """Parts of every rank, added in order."""
@@ -134,7 +136,7 @@ class SharedRows(torch.autograd.Function):
         return rows.forward(q.detach(), k.detach(), v.detach())
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(NO_SECOND)
         rows: Rows = ctx.rows
@@ -145,4 +147,7 @@ class SharedRows(torch.autograd.Function):
         dq, dk, dv, dsinks = rows.backward(dout, k.detach(), v.detach())
         found = (summed_like(g, like).to(like.dtype) for g, like in zip((dq, dk, dv), (q, k, v), strict=True))
         dbias = None if learner is None or bias is None else rows.sum_of(learner.gradient).to(bias.dtype)
-        return None, *found, None if sinks is None else dsinks.to(sinks.dtype), dbias
+        return None, *found, None if sinks is None or dsinks is None else dsinks.to(sinks.dtype), dbias
+
+
+run: Any = SharedRows.apply

@@ -143,7 +143,8 @@ class Ahead:
     def put(self, what: Any) -> None:
         while not self.stopped.is_set():
             try:
-                return self.found.put(what, timeout=0.1)
+                self.found.put(what, timeout=0.1)
+                return
             except queue.Full:
                 continue
 

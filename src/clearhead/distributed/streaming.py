@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -142,9 +141,7 @@ class Stream:
             self.mask.check(grid)
         if self.bias is not None:
             self.bias.check(grid)
-        wanted: Want | None = None if self.asked is None else partial(want, **self.asked)(grid)
-        if given["there"] and wanted is None:
-            wanted = None
+        wanted: Want | None = None if self.asked is None else want(grid, **self.asked)
         self.whole = Whole(
             problem.library, grid, problem.scale, self.mask, self.bias, problem.softcap, problem.sinks,
             problem.dropout, wanted, given["kernel"],
@@ -187,7 +184,8 @@ class Stream:
             if (*part.shape[:-2], part.shape[-1]) != (*model.shape[:-2], model.shape[-1])[-part.ndim + 1 :]:
                 raise ArgumentError(
                     "source",
-                    f"gives {name} of shape {tuple(part.shape)} at position {first:,}, expected {tuple(model.shape[:-2])} × positions × {model.shape[-1]}",
+                    f"gives {name} of shape {tuple(part.shape)} at position {first:,},"
+                    f" expected {tuple(model.shape[:-2])} × positions × {model.shape[-1]}",
                 )
         return k, v
 
@@ -230,7 +228,9 @@ class Stream:
         self.read(lambda work, columns, k, v: work.attend(columns, k, v), "attention")
         (work,) = self.works.values()
         ended, wanted, problem = work.ended(), self.whole.want, self.problem
-        assert wanted is not None and problem is not None and work.kernel is not None
+        assert wanted is not None
+        assert problem is not None
+        assert work.kernel is not None
         found: dict[str, Any] = {}
         if wanted.top is not None:
             found["top"] = top_of(work, ended, wanted.top)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Size, Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from clearhead.core.errors import ArgumentError
@@ -78,6 +78,6 @@ def wrapped(output: Tensor, wraps: Wraps) -> DTensor:
         wraps.device_mesh,
         wraps.placements,
         run_check=False,
-        shape=shape,
+        shape=Size(shape),
         stride=tuple(reversed(stride)),
     )

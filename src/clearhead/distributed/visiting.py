@@ -1,7 +1,8 @@
 """Queries travel, for few queries over many keys: each rank attends with the keys it holds, and parts are merged once.
 
-What comes back is peak, total and sums of values of each query, in the precision of sums, merged in the order of ranks.
-Where every rank holds all queries, as in decoding, none are sent, and every rank merges the same parts to the same bits.
+What comes back is peak, total and sums of values of each query, in the precision of sums, merged in the order of
+ranks. Where every rank holds all queries, as in decoding, none are sent, and every rank merges the same parts to the
+same bits.
 """
 
 from __future__ import annotations
