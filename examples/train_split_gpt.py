@@ -53,6 +53,7 @@ def learn(model: GPT, loss: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
+    """Train, and say the loss of each step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=509)
     parser.add_argument("--rows", type=int, default=2)

@@ -6,7 +6,6 @@ of any size take no more memory than the stretches that are worked on.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -46,16 +45,29 @@ class DiskArray:
         if file >= 0:
             os.close(file)
 
-    def read(self, low: int, high: int) -> np.ndarray:
-        """Positions low … high of every head."""
-        *lead, positions, features = self.shape
-        out = np.empty((*lead, high - low, features), self.dtype)
-        row = features * self.dtype.itemsize
+    def read(self, low: int, high: int, out: np.ndarray | None = None) -> np.ndarray:
+        """Positions low … high of every head, into memory that is at hand if any is given."""
+        *lead, _, features = self.shape
+        if out is None:
+            out = np.empty((*lead, high - low, features), self.dtype)
         # one array of bytes for each head: NumPy lends no memory of types that it does not know itself
         flat = out.reshape(math.prod(lead), -1).view(np.uint8)
-        for number, _ in enumerate(itertools.product(*map(range, lead))):
-            self.fill(memoryview(flat[number]), self.start + (number * positions + low) * row)
+        for number, start in enumerate(self.starts(low)):
+            self.fill(memoryview(flat[number]), start)
         return out
+
+    def starts(self, low: int) -> list[int]:
+        """Where a position of each head lies in the file."""
+        *lead, positions, features = self.shape
+        row = features * self.dtype.itemsize
+        return [self.start + (number * positions + low) * row for number in range(math.prod(lead))]
+
+    def expect(self, low: int, high: int) -> None:
+        """Tell the system that these positions come next, so that it begins to read them."""
+        if high > low and hasattr(os, "posix_fadvise"):
+            size = (high - low) * self.shape[-1] * self.dtype.itemsize
+            for start in self.starts(low):
+                os.posix_fadvise(self.file, start, size, os.POSIX_FADV_WILLNEED)
 
     def fill(self, into: memoryview, start: int) -> None:
         """Bytes from a place in the file on, all of them."""

@@ -5,6 +5,7 @@ The next chunk is read, and sent to where the queries are, by a thread of its ow
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +17,10 @@ from clearhead.core.arrays import Array, Library, dtype_name, is_array, is_torch
 from clearhead.core.errors import ArgumentError, first_line
 from clearhead.distributed.disk import DiskArray
 
-# bytes of keys and values in a chunk, unless said otherwise: two of them are in memory at a time, and one on its way
+# bytes of keys and values in a chunk, unless said otherwise
 CHUNK = 32 * 2**20
+# chunks of a file that are in memory at a time: one is worked on, one waits, one is read, and one is to spare
+ROOMS = 4
 
 Pair = tuple[Array, Array]
 
@@ -62,12 +65,27 @@ def _stretches(pairs: list[Any], chunk: int | None) -> Source:
         for k, v in pairs:
             length = int(k.shape[-2])
             step = chunk or max(1, CHUNK // max(1, _row_bytes(k) + _row_bytes(v)))
+            readers = [_reader(part, step) for part in (k, v)]
             for low in range(0, length, step):
                 high = min(low + step, length)
-                yield first + low, (k[..., low:high, :], v[..., low:high, :])
+                yield first + low, (readers[0](low, high), readers[1](low, high))
             first += length
 
     return Source(total, True, start)
+
+
+def _reader(array: Any, step: int) -> Callable[[int, int], Any]:
+    """How stretches are read: of a file into the same memory in turn, the next one announced."""
+    if not isinstance(array, DiskArray):
+        return lambda low, high: array[..., low:high, :]
+    lead, width = array.shape[:-2], array.shape[-1]
+    rooms = itertools.cycle([np.empty((*lead, step, width), array.dtype) for _ in range(ROOMS)])
+
+    def read(low: int, high: int) -> np.ndarray:
+        array.expect(high, min(high + step, array.shape[-2]))
+        return array.read(low, high, next(rooms) if high - low == step else None)
+
+    return read
 
 
 def _row_bytes(array: Any) -> int:
