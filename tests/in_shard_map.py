@@ -1,4 +1,4 @@
-"""Attention under shard_map on virtual devices, held against one: `test_shard_map.py` runs it in a process of its own."""
+"""Attention under shard_map on virtual devices, held against one; `test_shard_map.py` runs it in its own process."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def models(rank: int, world: int) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from clearhead.integrations.huggingface import register
-    from clearhead.nn import GPT, GPTConfig
+    from clearhead.nn import GPT, GPTConfig, KVCache, MultiHeadAttention
 
     for positions in (ch.rotary(), "learned", "alibi"):
         torch.manual_seed(0)
@@ -260,6 +260,30 @@ def models(rank: int, world: int) -> None:
         for (name, mine), whole in zip(split.named_parameters(), alone.parameters(), strict=True):
             dist.all_reduce(mine.grad)
             torch.testing.assert_close(mine.grad, whole.grad, msg=lambda m, name=name: f"{name}: {m}")
+
+    prompt = tokens[:, :29]
+    text = alone.generate(prompt, 9, temperature=0)
+    caches = alone.caches(mesh=dist.group.WORLD)
+    assert torch.equal(alone.generate(prompt, 9, temperature=0, cache=lambda: caches), text)
+    assert len(caches[0]) == 37
+    held = sum(everyone(torch.tensor([c.k.shape[2] for c in caches]), world)).tolist()
+    assert max(held) < 37 + 64 * world  # each keeps its own, and room to grow
+    with torch.no_grad(), pytest.raises(ch.ArgumentError, match="rows of one length"):
+        alone(prompt, caches=alone.caches(mesh=dist.group.WORLD), lengths=[3, 29])
+    small = KVCache(mesh=dist.group.WORLD, block=5)
+    layer = MultiHeadAttention(16, 4, kv_heads=2, causal=True, positions=ch.rotary()).double()
+    x = numbers((2, 23, 16), dtype=torch.float64)[0]
+    plain = KVCache()
+    with torch.no_grad():
+        for low, high in ((0, 11), (11, 12), (12, 23)):
+            given = {"mask": ch.window(9) | ch.global_tokens([0])}
+            expected, seen = layer(x[:, low:high], cache=plain, observe={"top": 2, "received": True}, **given)
+            found, mine = layer(x[:, low:high], cache=small, observe={"top": 2, "received": True}, **given)
+            torch.testing.assert_close(found, expected)
+            assert torch.equal(mine.top.indices, seen.top.indices)
+        for cache in (plain, small):
+            cache.trim(17)
+        torch.testing.assert_close(layer(x[:, 17:19], cache=small), layer(x[:, 17:19], cache=plain))
 
     register()
     config = LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,

@@ -125,7 +125,7 @@ def plan(
     >>> from clearhead.core.masks import causal
     >>> found = plan((1, 8, 4096, 64), (1, 2, 4096, 64), world=4, mask=causal())
     >>> found.way, round(found.imbalance, 3)
-    ('heads', 0.0)
+    ('ring', 0.0)
 
     Without a placement the mask decides it (`place`). `bandwidth` is of each rank's link in bytes a second, `latency`
     in seconds a message, `rate` in multiply-adds a second of a rank.

@@ -14,7 +14,10 @@ from clearhead.calls import observe as observed
 from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
 from clearhead.core.positions import Rotary
+from clearhead.distributed import entry as distributed
 from clearhead.distributed.current import current
+from clearhead.distributed.placement import Placement
+from clearhead.nn.places import Split
 
 # arguments of other libraries' layers: when one is made, and when it is called
 LAYER = {
@@ -59,9 +62,13 @@ def attend(
     dropout: float,
     observe: Mapping[str, Any] | None,
     method: Method | None = None,
+    split: Split | None = None,
     **options: Any,
 ) -> tuple[Tensor, Observed | None]:
-    """Attention with dropout of that probability, and what was attended to if `observe` asks for it."""
+    """Attention with dropout of that probability, and what was attended to if `observe` asks for it.
+
+    Of keys that are `split` over ranks k and v are those that lie here; every rank has all queries.
+    """
     if method is not None:
         if observe is not None:
             raise ArgumentError(
@@ -70,6 +77,8 @@ def attend(
         scale = {} if options["scale"] is None else {"scale": options["scale"]}
         return method(q, k, v, mask=options["mask"], **scale), None
     options["dropout"] = (dropout, draw()) if dropout else None
+    if split is not None:
+        return _over_ranks(q, k, v, split, observe, options)
     ranks = current()
     if observe is None:
         return (attention if ranks is None else ranks.attend)(q, k, v, **options), None
@@ -78,6 +87,18 @@ def attend(
             "observe", "is given where sequences are split over ranks: distributed.observe(…) sees that"
         )
     seen = observed(q, k, v, **options, **observe)
+    return seen.output, seen
+
+
+def _over_ranks(
+    q: Tensor, k: Tensor, v: Tensor, split: Split, observe: Mapping[str, Any] | None, options: dict[str, Any]
+) -> tuple[Tensor, Observed | None]:
+    """The same where each rank holds some of the keys."""
+    keys = split.placement
+    options |= {"mesh": split.mesh, "placement": Placement.on_all(q.shape[-2], keys.world), "key_placement": keys}
+    if observe is None:
+        return distributed.attention(q, k, v, **options), None
+    seen = distributed.observe(q, k, v, **options, **observe)
     return seen.output, seen
 
 

@@ -18,10 +18,11 @@ from torch import Tensor
 from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
 from clearhead.distributed.current import current
+from clearhead.distributed.placement import Placement
 from clearhead.nn.attend import size
 from clearhead.nn.eviction import Policy, check_policy
 from clearhead.nn.kept import Kept
-from clearhead.nn.places import Held, numbers
+from clearhead.nn.places import Held, Split, numbers
 
 LEAST = 16  # a cache that grows starts with room for this many tokens
 Given = ParamSpec("Given")
@@ -43,6 +44,9 @@ class KVCache:
     - `KVCache(window=w, sinks=n)` also keeps the first n tokens for ever.
     - `KVCache(keep=policy)` keeps, for each key head, the tokens that a policy of `clearhead.nn.eviction` chooses by
       what was attended to, such as `H2O(keep=256, recent=64)`. `cache.positions` says which. For MultiHeadAttention.
+    - `KVCache(mesh=mesh)` is split over the ranks of a mesh of torch.distributed, `block` tokens in turn: every rank
+      gives it all tokens and keeps its own, and attends for all queries to those; what they find is merged. The rows of
+      a batch are equally long there. For `MultiHeadAttention` and what is made of it.
 
     Give it to the `cache` argument of a module, one cache for each layer. Positions are absolute: rotary angles and
     distances are those of the whole text. It is written to in place and carries no gradients.
@@ -55,6 +59,8 @@ class KVCache:
         window: int | None = None,
         sinks: int = 0,
         keep: Policy | None = None,
+        mesh: Any = None,
+        block: int = 64,
     ) -> None:
         if max_length is not None:
             size("max_length", max_length)
@@ -69,8 +75,13 @@ class KVCache:
             if max_length is not None or window is not None:
                 given = "max_length" if window is None else "window"
                 raise ArgumentError(given, "is given together with keep, which says how many tokens stay")
+        if mesh is not None and (max_length is not None or window is not None or keep is not None):
+            raise ArgumentError(
+                "mesh", "is given together with max_length, window or keep: what is split over ranks grows"
+            )
         self.max_length, self.window, self.sinks, self.keep = max_length, window, sinks, keep
         self.kept = None if keep is None else Kept(keep)
+        self.mesh, self.block = mesh, size("block", block)
         self.k: Tensor | None = None
         self.v: Tensor | None = None
         self.seen: list[int] = []
@@ -106,6 +117,8 @@ class KVCache:
         after = [s + n for s, n in zip(start, new, strict=True)]
         if self.kept is not None:
             return self._into_kept(self.kept, k, v, start, after)
+        if self.mesh is not None:
+            return self._into_parts(k, v, start, after)
         if self.window is not None:
             return self._into_ring(k, v, start, after)
         need = self._make_room(k, v, start, new)
@@ -129,6 +142,30 @@ class KVCache:
         if self.max_length is not None and torch.compiler.is_compiling():
             return Held(self.k, self.v, start)  # one shape at every step; what is empty lies ahead and is not seen
         return Held(self.k[:, :, :need], self.v[:, :, :need], start)
+
+    def _into_parts(self, k: Tensor, v: Tensor, start: list[int], after: list[int]) -> Held:
+        """The tokens that this rank keeps, after those that it has."""
+        from clearhead.distributed.links import group_of  # needs PyTorch's distributed part
+
+        if len(set(start)) > 1 or any(a != after[0] or a != start[0] + k.shape[2] for a in after):
+            raise ArgumentError("lengths", f"are {after} tokens, expected rows of one length in a cache with a mesh")
+        group = group_of(self.mesh)
+        rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+        before, now = (Placement.striped(n, world, self.block) for n in (start[0], after[0]))
+        had, have = before.lengths[rank], now.lengths[rank]
+        room = 0 if self.k is None else self.k.shape[2]
+        if self.k is None or self.v is None:
+            self.k, self.v = (t.new_zeros((*t.shape[:2], max(have, LEAST), t.shape[3])) for t in (k, v))
+        elif have > room:
+            more = max(have, 2 * room) - room
+            self.k, self.v = (
+                torch.cat([t, t.new_zeros((*t.shape[:2], more, t.shape[3]))], dim=2) for t in (self.k, self.v)
+            )
+        self._make_writable()
+        mine = numbers((now.positions(rank)[had:] - start[0]).tolist(), k)
+        self.k[:, :, had:have], self.v[:, :, had:have] = k[:, :, mine], v[:, :, mine]
+        self.seen = after
+        return Held(self.k[:, :, :have], self.v[:, :, :have], start, split=Split(self.mesh, now))
 
     def _check(self, k: Tensor, v: Tensor) -> None:
         if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3]:
@@ -277,7 +314,13 @@ class KVCache:
         self.seen = [0] * len(self.seen)
 
     def __repr__(self) -> str:
-        given = {"max_length": self.max_length, "window": self.window, "sinks": self.sinks or None, "keep": self.keep}
+        given = {
+            "max_length": self.max_length,
+            "window": self.window,
+            "sinks": self.sinks or None,
+            "keep": self.keep,
+            "mesh": None if self.mesh is None else "…",
+        }
         call = f"KVCache({', '.join(f'{name}={value}' for name, value in given.items() if value is not None)})"
         if self.k is None or self.v is None:
             return f"{call}: empty"
@@ -331,11 +374,19 @@ def whole(argument: str, value: Any) -> int | list[int]:
 
 
 def held_by(
-    cache: KVCache | None, k: Tensor, v: Tensor, lengths: Any, mask: Any, looks_back: bool, tells: bool = False
+    cache: KVCache | None,
+    k: Tensor,
+    v: Tensor,
+    lengths: Any,
+    mask: Any,
+    looks_back: bool,
+    tells: bool = False,
+    splits: bool = False,
 ) -> Held:
     """The keys and values that new queries see: those given, after those of a cache if there is one.
 
-    `tells` where the cache will be told what was attended to.
+    `tells` where the cache will be told what was attended to, `splits` where the module attends to keys that lie on
+    several ranks.
     """
     if cache is None:
         return Held(k, v, [0])
@@ -343,6 +394,10 @@ def held_by(
         raise ArgumentError("cache", f"has keep={cache.keep!r}, by what was attended to: MultiHeadAttention says so")
     if cache.keep is not None and mask is not None:
         raise ArgumentError("mask", "is given together with a cache that keeps some of the keys")
+    if cache.mesh is not None and not splits:
+        raise ArgumentError(
+            "cache", "is split over ranks, which MultiHeadAttention takes without a method, and no other"
+        )
     ranks = current()
     if ranks is not None and ranks.placement is not None:
         raise ArgumentError(
@@ -353,7 +408,7 @@ def held_by(
     if mask is not None and cache.window is not None:
         raise ArgumentError("mask", "is given together with a ring, whose keys do not lie in order")
     held = cache.append(k, v, lengths)
-    if mask is None or held.positions is not None:
+    if mask is None or held.positions is not None or held.split is not None:
         return held
     # a mask speaks of the tokens so far, and not of the room that a compiled step is handed beyond them
     seen = max(held.start) + k.shape[2]

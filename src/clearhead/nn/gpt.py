@@ -115,9 +115,10 @@ class GPT(nn.Module):
         window: int | None = None,
         sinks: int = 0,
         keep: Policy | None = None,
+        mesh: Any = None,
     ) -> list[KVCache]:
         """An empty cache for each layer, of the kind that `KVCache` makes from the same arguments."""
-        return [KVCache(max_length, window=window, sinks=sinks, keep=keep) for _ in self.blocks]
+        return [KVCache(max_length, window=window, sinks=sinks, keep=keep, mesh=mesh) for _ in self.blocks]
 
     @all_or_nothing
     def forward(self, tokens: Tensor, *, caches: list[KVCache] | None = None, lengths: Any = None) -> Tensor:

@@ -205,8 +205,8 @@ class MultiHeadAttention(nn.Module):
             q = self.rotary(q, places)
             k = self.rotary(k, places if key is None else torch.arange(k.shape[-2], device=k.device))
         looks_back = key is None and (self.causal or self.window is not None)
-        hidden = unpadded if mask is None else mask
-        held = held_by(cache, k, v, lengths, hidden, looks_back, tells=self.method is None)
+        hidden, alone = unpadded if mask is None else mask, self.method is None
+        held = held_by(cache, k, v, lengths, hidden, looks_back, tells=alone, splits=alone)
         held = held._replace(group=self.num_heads // self.kv_heads)
         output, seen = attend(
             q,
@@ -222,6 +222,7 @@ class MultiHeadAttention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             observe=wanted if cache is None else with_policy(cache, wanted),
             method=self.method,
+            split=held.split,
         )
         if cache is not None:
             cache.settle(seen)

@@ -17,6 +17,14 @@ from clearhead.core.masks import Documents, GlobalTokens, causal, lengths, windo
 from clearhead.core.positions import Alibi, Bias, Relative, alibi, relative_bias
 from clearhead.core.sparse_masks import BlockTable, RandomBlocks
 from clearhead.distributed.current import current
+from clearhead.distributed.placement import Placement
+
+
+class Split(NamedTuple):
+    """Keys and values that are split over ranks: the mesh, and who holds which positions."""
+
+    mesh: Any
+    placement: Placement
 
 
 class Held(NamedTuple):
@@ -24,7 +32,8 @@ class Held(NamedTuple):
 
     `positions` (batch, S) is the position of each key, −1 where a slot is empty; None where key i has position i. With
     (batch, key heads, S) each key head has its own, for `group` query heads; `by_order`: all are real and in order.
-    The first new query of each row has position `start`. A ring also says what it keeps.
+    The first new query of each row has position `start`. A ring also says what it keeps. Of a cache that is `split` over
+    ranks, k and v are those that lie here.
     """
 
     k: Tensor
@@ -36,6 +45,12 @@ class Held(NamedTuple):
     group: int = 1
     by_order: bool = False
     real: Tensor | None = None  # which of the new queries are no padding, (batch, T)
+    split: Split | None = None
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are, on all ranks where they are split."""
+        return int(self.k.shape[-2]) if self.split is None else self.split.placement.n
 
     @property
     def by_head(self) -> Tensor:
@@ -152,7 +167,7 @@ def visible(
     elif looking_back:
         found = causal(align="start")
     if mask is not None:
-        given = of_rows(mask, held.k.shape[0], heads, queries, held.k.shape[-2])
+        given = of_rows(mask, held.k.shape[0], heads, queries, held.keys)
         if cached:
             given = anchored(given, held, queries)
         found = given if found is None else found & given
@@ -220,7 +235,7 @@ def speaks_of_keys(unpadded: Mask, held: Held) -> None:
     """Refuse a `key_padding_mask` that has not one number for each key: one of a single key would be taken for all."""
     assert isinstance(unpadded, Padding)
     *rows, _, _, said = unpadded.array.shape if unpadded.array.ndim > 2 else (1, *unpadded.array.shape)
-    batch, keys = held.k.shape[0], held.k.shape[-2]
+    batch, keys = held.k.shape[0], held.keys
     if certainly(said != keys) or any(certainly(row != batch) and certainly(row != 1) for row in rows):
         shape = (*rows, said)
         raise ArgumentError(
@@ -240,7 +255,7 @@ def anchored(mask: Mask, held: Held, queries: int) -> Mask:
         places = numbers(offset, keys)[:, None] + torch.arange(queries, device=keys.device)
         return Documents(mask.keys, whole_numbers("documents", keys.gather(1, places.clamp(max=keys.shape[1] - 1))))
     if isinstance(mask, GlobalTokens) and not is_traced(mask.indices):  # those that are still to come are not seen yet
-        mask = GlobalTokens(mask.indices[mask.indices < held.k.shape[-2]], mask.alignment)
+        mask = GlobalTokens(mask.indices[mask.indices < held.keys], mask.alignment)
     fields = {name: getattr(mask, name) for name in getattr(mask, "__dataclass_fields__", ())}
     told: dict[str, Any] = {}
     for name, value in fields.items():
