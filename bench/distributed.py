@@ -270,7 +270,7 @@ def main() -> None:
             f"N {given.n} causal, 8 heads of 64: one rank {one[0]:.3f} s, two ranks {two[0]:.3f} s,"
             f" ratio {two[0] / one[0]:.2f}; of the processor's time {two[1] / one[1]:.2f}"
         )
-        found["PyTorch's context parallel"] = over(2, theirs, given.n)
+        found["PyTorch's context parallel"] = over(2, theirs, given.n // 8)
         print(found["PyTorch's context parallel"])
     if "cost" in given.only:
         for world in (8, 32, 128, 1024):

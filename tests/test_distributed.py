@@ -11,7 +11,7 @@ import torch
 import clearhead as ch
 import clearhead.distributed as chd
 from clearhead.core.grid import Grid
-from clearhead.distributed.counting import keys_seen, pairs
+from clearhead.distributed.counting import pairs, seen_keys, stretches
 
 RNG = np.random.default_rng(5)
 DOCUMENTS = np.repeat(np.arange(64), RNG.integers(1, 400, 64))[:4093]
@@ -52,8 +52,10 @@ def test_pairs_are_those_of_the_mask() -> None:
         rows, columns = range(13, 680), range(1001, 4001)
         whole = mask.dense(700, 4093)[0]
         assert pairs(mask, rows, columns, grid) == whole[13:680, 1001:4001].sum()
-        found = keys_seen(mask, (range(13, 40), range(600, 680)), columns, grid)
+        seen = seen_keys(mask, (range(13, 40), range(600, 680)), grid)
         there = whole[[*range(13, 40), *range(600, 680)]].any(0)
+        assert np.array_equal(seen, there)
+        found = stretches(seen, columns)
         kept = np.zeros(4093, bool)
         for part in found:
             kept[part.start : part.stop] = True

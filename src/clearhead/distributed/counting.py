@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from clearhead.core.arrays import to_numpy
 from clearhead.core.grid import Grid, blocks
 from clearhead.core.mask import Mask
@@ -40,35 +42,49 @@ def pairs(mask: Mask | None, rows: range, columns: range, grid: Grid) -> int:
     return sum(pairs(mask, *half, grid) for half in _halves(rows, columns))
 
 
-def seen(mask: Mask | None, rows: range, columns: range, grid: Grid) -> bool:
-    """True where some pair of these may attend in some batch row and head."""
-    if not rows or not columns or 0 in (*grid.batch, grid.heads):
-        return False
-    known = True if mask is None else mask.decide(rows, columns, grid)
-    if mask is None or known is not None:
-        return bool(known)
-    if len(rows) * len(columns) <= SMALL:
-        tile = mask.tile(rows, columns, grid)
-        return tile if isinstance(tile, bool) else bool(to_numpy(tile).any())
-    return any(seen(mask, *half, grid) for half in _halves(rows, columns))
-
-
-def keys_seen(mask: Mask | None, runs: tuple[range, ...], columns: range, grid: Grid) -> tuple[range, ...]:
-    """The keys of a run that any query of some runs may see, in stretches of `GRAIN`, neighbours joined.
+def seen_keys(mask: Mask | None, runs: tuple[range, ...], grid: Grid) -> np.ndarray:
+    """True for each key that any query of some runs may see, in some batch row and head.
 
     >>> from clearhead.core.masks import window
-    >>> keys_seen(window(100), (range(1024, 2048),), range(0, 1024), Grid((), 1, 2048, 2048))
+    >>> np.flatnonzero(seen_keys(window(2), (range(5, 7),), Grid((), 1, 9, 9))).tolist()
+    [3, 4, 5, 6]
+    """
+    found = np.zeros(grid.keys, dtype=bool)
+    if 0 not in (*grid.batch, grid.heads):
+        for rows in runs:
+            _mark(found, mask, rows, range(grid.keys), grid)
+    return found
+
+
+def _mark(found: np.ndarray, mask: Mask | None, rows: range, columns: range, grid: Grid) -> None:
+    """Mark the keys of a block that are seen; those that are marked already need no answer."""
+    if not rows or not columns or found[columns.start : columns.stop].all():
+        return
+    known = True if mask is None else mask.decide(rows, columns, grid)
+    if mask is None or known is not None:
+        found[columns.start : columns.stop] |= bool(known)
+    elif len(rows) * len(columns) <= SMALL:
+        tile = mask.tile(rows, columns, grid)
+        any_row = tile if isinstance(tile, bool) else to_numpy(tile).any(axis=tuple(range(to_numpy(tile).ndim - 1)))
+        found[columns.start : columns.stop] |= any_row
+    else:
+        for half in _halves(rows, columns):
+            _mark(found, mask, *half, grid)
+
+
+def stretches(found: np.ndarray, columns: range) -> tuple[range, ...]:
+    """The keys of a run that are seen, in stretches of `GRAIN` from its start, neighbours joined.
+
+    >>> stretches(np.arange(1024) >= 900, range(0, 1024))
     (range(896, 1024),)
     """
-    if not any(seen(mask, rows, columns, grid) for rows in runs):
-        return ()
-    found: list[range] = []
+    parts: list[range] = []
     for part in blocks(len(columns), GRAIN):
         some = range(columns.start + part.start, columns.start + part.stop)
-        if any(seen(mask, rows, some, grid) for rows in runs):
-            joined = found and found[-1].stop == some.start
-            found.append(range(found.pop().start if joined else some.start, some.stop))
-    return tuple(found)
+        if found[some.start : some.stop].any():
+            joined = parts and parts[-1].stop == some.start
+            parts.append(range(parts.pop().start if joined else some.start, some.stop))
+    return tuple(parts)
 
 
 def _halves(rows: range, columns: range) -> tuple[tuple[range, range], tuple[range, range]]:

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from clearhead.core.array_masks import given_mask
 from clearhead.core.arrays import Array
 from clearhead.core.errors import ArgumentError, shown
@@ -74,8 +76,7 @@ class DistributedPlan:
     @cached_property
     def pairs(self) -> tuple[int, ...]:
         """Query–key pairs of each rank's queries, in all batch rows and heads."""
-        world = self.schedule.world
-        return tuple(sum(self.schedule.pairs(rank, owner) for owner in range(world)) for rank in range(world))
+        return tuple(self.schedule.pairs(rank) for rank in range(self.schedule.world))
 
     @property
     def imbalance(self) -> float:
@@ -198,14 +199,10 @@ def _cost(name: str, schedule: Schedule, shape: Shape, machine: Machine, looks: 
 def _multiply_adds(name: str, schedule: Schedule, shape: Shape) -> float:
     """Of the busiest rank, forward."""
     world, each = schedule.world, shape.features + shape.width
-    by_owner = [[schedule.pairs(rank, owner) for owner in range(world)] for rank in range(world)]
-    if schedule.queries.everywhere:
-        return max(by_owner[0]) * each
-    if name == "heads":
-        return sum(map(sum, by_owner)) / world * each
-    if name == "queries":
-        return max(sum(row[owner] for row in by_owner) for owner in range(world)) * each
-    return max(map(sum, by_owner)) * each
+    if schedule.queries.everywhere or name == "queries":
+        return max(schedule.pairs_of_keys(owner) for owner in range(world)) * each
+    by_rank = [schedule.pairs(rank) for rank in range(world)]
+    return (sum(by_rank) / world if name == "heads" else max(by_rank)) * each
 
 
 def _bytes(name: str, schedule: Schedule, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -213,9 +210,10 @@ def _bytes(name: str, schedule: Schedule, shape: Shape) -> tuple[tuple[int, ...]
     ranks = range(schedule.world)
     key = shape.batch * shape.key_heads * (shape.features + shape.width)
     if name in ("ring", "gather"):
-        out = {(a, b): sum(map(len, schedule.needs(b, a))) for a in ranks for b in ranks if a != b}
-        forward = tuple(sum(out[a, b] for b in ranks if b != a) * key * shape.item for a in ranks)
-        back = tuple(sum(out[b, a] for b in ranks if b != a) * key * shape.sums for a in ranks)
+        taken = np.stack([schedule.taken(rank) for rank in ranks])  # [reader, owner]
+        np.fill_diagonal(taken, 0)
+        forward = tuple(int(count) * key * shape.item for count in taken.sum(0))
+        back = tuple(int(count) * key * shape.sums for count in taken.sum(1))
         return forward, tuple(one + two for one, two in zip(forward, back, strict=True))
     row = shape.batch * shape.heads
     if name == "queries":
@@ -248,9 +246,9 @@ def _bytes_of_queries(schedule: Schedule, shape: Shape, row: int) -> tuple[tuple
         rows = schedule.queries.n * (schedule.world - 1) * row
         part = (rows * (shape.width + 2) * shape.sums,) * schedule.world
         return part, (rows * shape.features * shape.sums,) * schedule.world
-    sent = {(a, b): sum(map(len, schedule.asks(a, b))) for a in ranks for b in ranks if a != b}
-    go = [sum(sent[a, b] for b in ranks if b != a) * row for a in ranks]
-    come = [sum(sent[b, a] for b in ranks if b != a) * row for a in ranks]
+    sent = np.array([[sum(map(len, schedule.asks(a, b))) for b in ranks] for a in ranks])  # [guest, host]
+    np.fill_diagonal(sent, 0)
+    go, come = ([int(count) * row for count in sent.sum(axis)] for axis in (1, 0))
     forward = tuple(go[a] * shape.features * shape.item + come[a] * (shape.width + 2) * shape.sums for a in ranks)
     backward = tuple((go[a] * (2 * shape.width + 3) + come[a] * shape.features) * shape.sums for a in ranks)
     return forward, backward

@@ -5,13 +5,20 @@ What nobody needs is neither sent nor computed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
-from clearhead.core.grid import Grid
+import numpy as np
+
+from clearhead.core.grid import Grid, blocks
 from clearhead.core.mask import Mask
-from clearhead.distributed.counting import keys_seen, pairs
+from clearhead.distributed.counting import GRAIN, pairs, seen_keys, stretches
 from clearhead.distributed.placement import Placement
+
+# ranks whose keys are remembered one by one
+KEPT = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,39 +30,86 @@ class Schedule:
     queries: Placement
     keys: Placement
 
-    @cached_property
-    def _needs(self) -> dict[tuple[int, int], tuple[range, ...]]:
-        return {}
-
     @property
     def world(self) -> int:
         """How many ranks there are."""
         return self.queries.world
 
+    @cached_property
+    def _known(self) -> dict[Any, Any]:
+        return {}
+
+    def _once(self, key: Any, find: Callable[[], Any]) -> Any:
+        """What is found out once and remembered."""
+        if key not in self._known:
+            self._known[key] = find()
+        return self._known[key]
+
     def needs(self, rank: int, owner: int) -> tuple[range, ...]:
         """The keys of `owner` that the queries of `rank` see."""
-        if (rank, owner) not in self._needs:
-            found = [keys_seen(self.mask, self.queries.runs[rank], run, self.grid) for run in self.keys.runs[owner]]
-            self._needs[rank, owner] = tuple(part for parts in found for part in parts)
-        return self._needs[rank, owner]
 
-    @lru_cache(maxsize=4096)  # noqa: B019  # a schedule is itself remembered, and forgotten with this
+        def find() -> tuple[range, ...]:
+            found = self._seen(self.queries.runs[rank])
+            return tuple(part for run in self.keys.runs[owner] for part in stretches(found, run))
+
+        parts: tuple[range, ...] = self._once(("needs", rank, owner), find)
+        return parts
+
+    def _seen(self, runs: tuple[range, ...]) -> np.ndarray:
+        """Which keys some queries see: the last answers are kept, for they are asked for every owner in turn."""
+        kept: dict[Any, np.ndarray] = self._once("seen", dict)
+        if runs not in kept:
+            if len(kept) >= KEPT:
+                kept.clear()
+            kept[runs] = seen_keys(self.mask, runs, self.grid)
+        return kept[runs]
+
     def asks(self, rank: int, owner: int) -> tuple[range, ...]:
         """The runs of queries of `rank` that see any key of `owner`, where queries travel in place of keys."""
-        sees = self.needs(rank, owner)
-        return tuple(
-            run
-            for run in self.queries.runs[rank]
-            if any(keys_seen(self.mask, (run,), part, self.grid) for part in sees)
-        )
+        return tuple(run for run in self.queries.runs[rank] if self._by_owner((run,))[owner])
 
-    def pairs(self, rank: int, owner: int) -> int:
-        """The pairs of queries of `rank` and keys of `owner`, in all batch rows and heads."""
-        return sum(
-            pairs(self.mask, rows, columns, self.grid)
-            for rows in self.queries.runs[rank]
-            for columns in self.needs(rank, owner)
-        )
+    def taken(self, rank: int) -> np.ndarray:
+        """How many keys of each owner `rank` needs."""
+        return self._by_owner(self.queries.runs[rank])
+
+    @cached_property
+    def _blocks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The stretches that keys are sent by: where each starts, how long it is, and whose it is, in order."""
+        found = [
+            (run.start + part.start, len(part), owner)
+            for owner, runs in enumerate(self.keys.runs)
+            for run in runs
+            for part in blocks(len(run), GRAIN)
+        ]
+        starts, lengths, owners = np.array(sorted(found), dtype=np.int64).reshape(-1, 3).T
+        return starts, lengths, owners
+
+    def _by_owner(self, runs: tuple[range, ...]) -> np.ndarray:
+        """How many keys of each owner some queries need, in whole stretches."""
+
+        def find() -> np.ndarray:
+            starts, lengths, owners = self._blocks
+            if not len(starts):
+                return np.zeros(self.world, np.int64)
+            some = np.logical_or.reduceat(self._seen(runs), starts)
+            return np.bincount(owners, weights=lengths * some, minlength=self.world).astype(np.int64)
+
+        counts: np.ndarray = self._once(("by owner", runs), find)
+        return counts
+
+    def pairs(self, rank: int) -> int:
+        """The pairs of the queries of a rank with all keys, in all batch rows and heads."""
+        every = range(self.grid.keys)
+        runs = self.queries.runs[rank]
+        count: int = self._once(("pairs", rank), lambda: sum(pairs(self.mask, run, every, self.grid) for run in runs))
+        return count
+
+    def pairs_of_keys(self, owner: int) -> int:
+        """The pairs of the keys of a rank with all queries."""
+        every = range(self.grid.queries)
+        runs = self.keys.runs[owner]
+        count: int = self._once(("keys", owner), lambda: sum(pairs(self.mask, every, run, self.grid) for run in runs))
+        return count
 
 
 def places_of(runs: tuple[range, ...], parts: tuple[range, ...]) -> list[slice]:
