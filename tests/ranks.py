@@ -2,8 +2,8 @@
 
     python tests/ranks.py --world 4 [--case causal] [--way ring]
 
-`test_distributed.py` runs some of it, `python tests/ranks.py --all` the whole grid. One process for each rank is
-started for a number of ranks, and runs all cases of it.
+`test_distributed.py` runs some of it, `python tests/ranks.py` the whole grid: every case, way and placement. A process
+for each rank is started for a number of ranks, and runs all cases of it.
 """
 
 from __future__ import annotations

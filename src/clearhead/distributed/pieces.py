@@ -6,7 +6,7 @@ Whoever brings the keys (another rank, a file, the host's memory) is none of its
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -20,15 +20,21 @@ from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem
 from clearhead.distributed.tally import Ended, Tally
 from clearhead.distributed.within import Piece, PlacedDropout, bias_of, mask_of
-from clearhead.kernels.choose import choose, named, preference
+from clearhead.kernels.choose import named, preference
 from clearhead.kernels.compiled import compiled
 from clearhead.kernels.contract import Kernel, rejects_gradients
 from clearhead.kernels.dense import dense
 from clearhead.kernels.slab import Slab, Tile
 from clearhead.kernels.tiled import tiled, weigh
+from clearhead.kernels.vendor import vendor
 
 # what needs the denominators of rows before it can be told
 SECOND = ("received", "map", "weights")
+# kernels that cannot be given a part of the keys, and why
+UNFIT = {
+    dense.name: "its gradients are those of the keys that it sees alone",
+    vendor.name: "it rounds its output, and parts are added up in float32",
+}
 # queries and keys of a tile that is looked at again
 TILE = 512
 
@@ -95,12 +101,11 @@ class Whole:
 def pick(whole: Whole, problem: Problem) -> Kernel:
     """The kernel that runs every piece: the one asked for, or the fastest that gives each row's peak and total.
 
-    `dense` is never taken: its gradients are those of the keys that it sees alone. What is looked at a second time is
-    weighed as `tiled` does it, so that it is `tiled` that ran, to the same rounding.
+    What is looked at a second time is weighed as `tiled` does it, so that it is `tiled` that ran, to the same rounding.
     """
     if whole.kernel is not None:
         kernel = named(whole.kernel)
-        reason = "it cannot be given a part of the keys" if kernel is dense else kernel.rejects(problem)
+        reason = UNFIT.get(kernel.name) or kernel.rejects(problem)
         if problem.dropout is not None and kernel is not tiled:
             reason = "it drops weights by their place in one call; `tiled` does by that in the whole"
         if reason is not None:
@@ -109,13 +114,18 @@ def pick(whole: Whole, problem: Problem) -> Kernel:
     # few queries go another way through `compiled` than their gradients do, where scores of 10⁴ are rounded otherwise
     if problem.dropout is not None or whole.looks_again or whole.short:
         return tiled
-    if problem.library.name == "torch" and problem.q.device.type == "cuda":
-        kernel = choose(problem)
-        return tiled if kernel is dense else kernel
-    for kernel in preference(problem):
-        if kernel is not dense and kernel.rejects(problem) is None and rejects_gradients(kernel, problem) is None:
-            return kernel
-    return tiled
+    able = (one for one in preference(problem) if rejects_gradients(one, problem) is None)
+    return first_of(able, problem, refuses)
+
+
+def refuses(kernel: Kernel, problem: Problem) -> str | None:
+    """Why a kernel does not run a problem."""
+    return kernel.rejects(problem)
+
+
+def first_of(kernels: Iterable[Kernel], problem: Problem, why: Callable[[Kernel, Problem], str | None]) -> Kernel:
+    """The first that can be given parts, and takes this one; `tiled` takes everything."""
+    return next((one for one in kernels if one.name not in UNFIT and why(one, problem) is None), tiled)
 
 
 class Seen(NamedTuple):
@@ -190,12 +200,18 @@ class Work:
                 Tally(self.library, self.lead, len(run), self.width, self.dtype, unit, observed) for run in self.runs
             ]
 
+    def able(self, problem: Problem, why: Callable[[Kernel, Problem], str | None]) -> Kernel:
+        """The kernel of all pieces, or for one that it refuses another whose peaks are scores as well."""
+        assert self.kernel is not None
+        if self.kernel is compiled or self.whole.kernel is not None or why(self.kernel, problem) is None:
+            return self.kernel
+        return first_of((one for one in preference(problem) if one is not compiled), problem, why)
+
     def attend(self, columns: range, k: Array, v: Array) -> None:
         """Some more keys: those of `columns`."""
         for number, _, problem in self.problems(columns, k, v, self.whole.want):
             self.settle(problem, k, v)
-            assert self.kernel is not None
-            ran = self.kernel.run(problem)
+            ran = self.able(problem, refuses).run(problem)
             self.tallies[number].add(ran)
             if ran.observed.top is not None:
                 top = ran.observed.top
@@ -261,7 +277,8 @@ class Work:
             problem = made(Problem, **{**vars(problem), "q": q, "k": k_all, "v": v_all})
             end = self.of_run(ended, here)
             given = computing(dout[..., here, :])
-            found = self.kernel.gradients(
+            able = self.able(problem, rejects_gradients)
+            found = able.gradients(
                 problem, given, end.output, end.peak, end.total, None if dlse is None else dlse[..., here]
             )
             dq[..., here, :] += found.dq
