@@ -12,7 +12,7 @@ from clearhead.core.array_masks import given_mask, of_pytorch
 from clearhead.core.arrays import dtype_name, is_torch
 from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.grid import Grid
-from clearhead.core.observations import Observed, Want, want
+from clearhead.core.observations import Observed, Want
 from clearhead.core.partial import keys_share
 from clearhead.core.positions import as_bias
 from clearhead.core.problem import Problem, pose
@@ -26,8 +26,9 @@ from clearhead.distributed.placement import Placement
 from clearhead.distributed.planning import WAYS, DistributedPlan, Shape, planned
 from clearhead.distributed.schedule import scheduled
 from clearhead.distributed.tensors import local, wrapped
+from clearhead.distributed.wanting import wanted_of_parts
 from clearhead.kernels.choose import named
-from clearhead.kernels.compiled import NOT_BUILT
+from clearhead.kernels.extension import NOT_BUILT
 from clearhead.torch_bridge import autograd
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -165,7 +166,7 @@ class Call:
             self.mask.check(grid)
         if self.bias is not None:
             self.bias.check(grid)
-        wanted: Want | None = None if self.asked is None else want(grid, **self.asked)
+        wanted: Want | None = None if self.asked is None else wanted_of_parts(grid, self.asked)[0]
         schedule = scheduled(self.mask, grid, placement, key_placement)
         self.plan: DistributedPlan = planned(
             schedule, shape_of(self.q, self.k, self.v, grid), way=given["way"], looks=bool(wanted and wanted.names)

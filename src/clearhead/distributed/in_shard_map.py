@@ -12,7 +12,7 @@ from clearhead.core.array_masks import given_mask
 from clearhead.core.arrays import Array, Library, made
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import Grid, bins, blocks
-from clearhead.core.observations import Map, Observed, Rows, Top, Want, want
+from clearhead.core.observations import Map, Observed, Rows, Top, Want
 from clearhead.core.partial import keys_share
 from clearhead.core.positions import as_bias
 from clearhead.core.problem import Problem, pose
@@ -20,6 +20,7 @@ from clearhead.core.temperature import tempered
 from clearhead.distributed.at_positions import DropoutAt, MaskAt, Places, bias_at
 from clearhead.distributed.placement import Placement
 from clearhead.distributed.tally import Ended, Tally
+from clearhead.distributed.wanting import wanted_of_parts
 from clearhead.kernels.slab import Slab
 from clearhead.kernels.tiled import tiled, weigh
 
@@ -57,7 +58,10 @@ class Ring:
             if one is not None:
                 one.check(grid)
         self.node = None if mask is None else mask.lower(grid)
-        self.want: Want | None = None if asked is None else want(grid, **asked)
+        self.want: Want | None = None
+        self.counted = 0  # of the last queries, in what keys received
+        if asked is not None:
+            self.want, self.counted = wanted_of_parts(grid, asked)
         # who holds what, by rank: looked up by a rank that is known only when it runs
         self.tables = [
             jnp.asarray(np.stack([p.positions(r) for r in range(self.world)])) for p in (self.queries, self.keys)
@@ -171,7 +175,6 @@ class Ring:
         k, v = problem.k, problem.v
         own = self.tables[0][self.rank]
         received = jnp.zeros((*self.lead, problem.grid.keys), self.dtype)
-        counted = 0 if asked.received is None else asked.received
         rows, columns = asked.map or (1, 1)
         rows, columns = max(min(rows, grid.queries), 1), max(min(columns, grid.keys), 1)
         total, most = jnp.zeros((2, *self.lead, rows, columns), self.dtype)
@@ -179,7 +182,9 @@ class Ring:
         keep = asked.weights or asked.queries is not None
         for step in range(self.world):
             weights, positions = self.weights(step, k, v, ended)
-            received = received + jnp.sum(jnp.where((own >= grid.queries - counted)[:, None], weights, 0.0), axis=-2)
+            received = received + jnp.sum(
+                jnp.where((own >= grid.queries - self.counted)[:, None], weights, 0.0), axis=-2
+            )
             if asked.map is not None:
                 down, across = own * rows // max(grid.queries, 1), positions * columns // max(grid.keys, 1)
                 total = total.at[..., down[:, None], across].add(weights)

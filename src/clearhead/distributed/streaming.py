@@ -14,7 +14,7 @@ from clearhead.core.arrays import Array, Library, dtype_name, is_array, is_torch
 from clearhead.core.errors import ArgumentError
 from clearhead.core.grid import LARGEST, Grid
 from clearhead.core.mask import Mask
-from clearhead.core.observations import Map, Observed, Rows, Want, want
+from clearhead.core.observations import Map, Observed, Rows, Want
 from clearhead.core.partial import Partial, keys_share, merge
 from clearhead.core.positions import Bias, as_bias
 from clearhead.core.problem import Problem, pose
@@ -22,6 +22,7 @@ from clearhead.core.temperature import tempered
 from clearhead.distributed.looking import Look, rows_of, top_of
 from clearhead.distributed.pieces import Whole, Work
 from clearhead.distributed.sources import Ahead, Source, source_of
+from clearhead.distributed.wanting import wanted_of_parts
 
 # seconds after which somebody who watches a terminal is told how far it is
 PATIENCE = 2.0
@@ -141,7 +142,7 @@ class Stream:
             self.mask.check(grid)
         if self.bias is not None:
             self.bias.check(grid)
-        wanted: Want | None = None if self.asked is None else want(grid, **self.asked)
+        wanted: Want | None = None if self.asked is None else wanted_of_parts(grid, self.asked)[0]
         self.whole = Whole(
             problem.library, grid, problem.scale, self.mask, self.bias, problem.softcap, problem.sinks,
             problem.dropout, wanted, given["kernel"],

@@ -16,7 +16,8 @@ from clearhead.core.errors import ArgumentError
 from clearhead.core.positions import Bias, Rotary, rotary
 from clearhead.nn.attend import size
 from clearhead.nn.block import Activation, TransformerBlock
-from clearhead.nn.cache import KVCache, all_or_nothing, begun, whole
+from clearhead.nn.cache import KVCache, all_or_nothing, whole
+from clearhead.nn.cached import begun
 from clearhead.nn.eviction import Policy
 from clearhead.nn.places import query_places
 from clearhead.nn.sinusoids import Sinusoids

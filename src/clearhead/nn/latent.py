@@ -13,7 +13,8 @@ from clearhead.core.errors import ArgumentError
 from clearhead.core.foreign import closed, refuse_others
 from clearhead.core.positions import Rotary, rotary
 from clearhead.nn.attend import OBSERVED, attend, check_sequence, probability, size
-from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by
+from clearhead.nn.cache import KVCache, all_or_nothing
+from clearhead.nn.cached import begun, held_by
 from clearhead.nn.places import hidden_keys, query_places, visible
 from clearhead.nn.rotation import Turn
 

@@ -15,7 +15,8 @@ from clearhead.core.foreign import closed, refuse_others
 from clearhead.core.mask import Mask
 from clearhead.core.positions import Alibi, Bias, Relative, Rotary, alibi, relative_bias
 from clearhead.nn.attend import FORWARD, LAYER, attend, check_method, grouped, probability, size, what_to_observe
-from clearhead.nn.cache import KVCache, all_or_nothing, begun, held_by, with_policy
+from clearhead.nn.cache import KVCache, all_or_nothing
+from clearhead.nn.cached import begun, held_by, with_policy
 from clearhead.nn.places import Held, hidden_keys, query_places, visible
 from clearhead.nn.rotation import Turn
 

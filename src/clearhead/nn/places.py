@@ -32,8 +32,8 @@ class Held(NamedTuple):
 
     `positions` (batch, S) is the position of each key, −1 where a slot is empty; None where key i has position i. With
     (batch, key heads, S) each key head has its own, for `group` query heads; `by_order`: all are real and in order.
-    The first new query of each row has position `start`. A ring also says what it keeps. Of a cache that is `split` over
-    ranks, k and v are those that lie here.
+    The first new query of each row has position `start`. A ring also says what it keeps. Of a cache that is `split`
+    over ranks, k and v are those that lie here.
     """
 
     k: Tensor
