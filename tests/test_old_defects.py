@@ -1,13 +1,14 @@
 """Is the fuzz awake? Answers are made wrong as they once were, or could be, and the random problems must notice.
 
 Each mutation changes what a public function is given or what it gives, whatever is inside. It counts as noticed where a
-problem that is drawn in `make test` passes without it and fails with it.
+problem of those that `make test` begins and `make fuzz` goes on with passes without it and fails with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import torch
 from draw import draw
 from drawn import Drawn
-from fuzz import hold
+from fuzz import hold, plainly_seen
 from test_fuzz import SEEDS
 
 import clearhead as ch
@@ -216,7 +217,7 @@ MUTATIONS = {
     ),
     "NaN is hidden": Mutation(
         lambda d: any(plant[:2] == ("v", "nan") for plant in d.planted) and d.library in ("numpy", "torch")
-        and d.verb in FORWARD,
+        and d.verb in FORWARD and plainly_seen(d),
         FORWARD,
         result=field("output", without_nan),
     ),
@@ -292,7 +293,9 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
 def test_the_random_problems_notice(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
-    showing = [one for one in map(draw, range(SEEDS)) if mutation.shows(one) and one.library != "jax"][:ENOUGH]
+    # what few problems could show is looked for among those that `make fuzz` goes on with
+    problems = map(draw, range(40 * SEEDS))
+    showing = list(islice((one for one in problems if mutation.shows(one) and one.library != "jax"), ENOUGH))
     assert showing, "no problem of these could show it"
     for drawn in showing:
         if hold(drawn):

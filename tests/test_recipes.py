@@ -203,8 +203,9 @@ def test_few_files_name_a_mask(name: str) -> None:
 @pytest.mark.parametrize("kind", NodeKind, ids=str)
 def test_few_files_name_a_node(kind: NodeKind) -> None:
     name = kind.name.capitalize()
-    # the doctor, too, has a word FLAGS, which is no node
-    files = [file for file in naming(f"{name}Node|{kind.name}|k{name}") if not file.startswith("doctor/")]
+    # the doctor, too, has a word FLAGS, which is no node; pieces of a call over ranks move what a node says
+    others = ("doctor/", "distributed/")
+    files = [file for file in naming(f"{name}Node|{kind.name}|k{name}") if not file.startswith(others)]
     assert {"core/lowered.py", "native/mask.h", "kernels/gpu/device.py"} <= set(files)
     assert len(files) <= 5, files
 

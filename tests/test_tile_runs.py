@@ -59,10 +59,10 @@ def test_what_kernels_read_is_the_mask(name: str, turned: bool) -> None:
     want = np.broadcast_to(mask.dense(QUERIES, KEYS, batch=(BATCH,), heads=HEADS), (BATCH, HEADS, QUERIES, KEYS))
     prepared = masks.prepare(mask, grid, torch.device("cpu"))
     if turned:
-        runs = tile_runs.backward_runs(prepared, grid, 128, 64, BATCH * HEADS)
+        runs = tile_runs.backward_runs(prepared, mask, grid, 128, 64, BATCH * HEADS)
         want, down, across = want.swapaxes(-1, -2), 128, 64
     else:
-        runs = tile_runs.forward_runs(prepared, grid, 64, BATCH * HEADS)
+        runs = tile_runs.forward_runs(prepared, mask, grid, 64, BATCH * HEADS)
         down, across = runs.config.rows * runs.config.consumers, runs.config.columns
     assert len(runs.table) * runs.each == BATCH * HEADS * -(-want.shape[2] // down)
     found = put_together(runs, down, across, want.shape)

@@ -65,14 +65,19 @@ def test_sinks_may_be_strided_or_of_numpy() -> None:
         torch.testing.assert_close(mine, ch.attention(q, k, v, sinks=sinks, kernel="dense"))
 
 
-def test_an_array_as_mask_or_bias_is_never_remembered() -> None:
+def test_an_array_as_bias_is_never_remembered_and_as_mask_by_its_numbers() -> None:
     q, k, v = arrays(40)
     allowed, added = torch.ones((1, 40), dtype=torch.bool), torch.zeros((1, 40))
-    for options in ({"mask": allowed}, {"mask": ~(ch.causal() & allowed)}, {"bias": added}, {"dropout": (0.5, 1)}):
+    for options in ({"bias": added}, {"dropout": (0.5, 1)}):
         agrees(q, k, v, **options)
-        allowed[0, 3:9], added[0, 5] = False, 2.0
+        added[0, 5] += 2.0
         agrees(q, k, v, **options)
     assert not remembered()
+    for options in ({"mask": allowed}, {"mask": ~(ch.causal() & allowed)}):
+        allowed[:] = True
+        agrees(q, k, v, **options)
+        allowed[0, 3:9] = False
+        agrees(q, k, v, **options)
 
 
 def test_calls_of_one_kind_are_prepared_once_and_others_anew(monkeypatch: pytest.MonkeyPatch) -> None:

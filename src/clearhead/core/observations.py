@@ -92,12 +92,12 @@ class Observed(Generic[ArrayT]):
     kernel: str
     top: Top[ArrayT] | None = None
     received: ArrayT | None = None
-    received_max: ArrayT | None = None
-    removal: ArrayT | None = None
     map: Map[ArrayT] | None = None
     queries: Rows[ArrayT] | None = None
     weights: ArrayT | None = None
     share: ArrayT | None = None  # of the keys in all weights, where a sink has the rest; for `partial`
+    received_max: ArrayT | None = None
+    removal: ArrayT | None = None
 
     @property
     def partial(self) -> Partial[ArrayT]:

@@ -73,7 +73,8 @@ def allowed(node: Node, i: Array, j: Array, grid: Grid) -> Array:
         queries, keys = (xp.asarray(ids) for ids in node.rows())
         return _rows(queries[:, i[:, 0]], grid)[..., :, None] | _rows(keys[:, j], grid)[..., None, :]
     if isinstance(node, lowered.BlocksNode):
-        return xp.asarray(node.table())[i // node.block, j // node.block]
+        cells = xp.asarray(node.cells)[..., i // node.block, j // node.block]  # (1 or batch, 1 or heads, …)
+        return cells.reshape(*(grid.batch if cells.shape[0] > 1 else ()), *cells.shape[1:])
     if isinstance(node, lowered.NotNode):
         return ~allowed(node.inner, i, j, grid)
     if isinstance(node, lowered.AndNode | lowered.OrNode):

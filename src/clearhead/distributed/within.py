@@ -127,8 +127,8 @@ def _moved(node: Node, piece: Piece) -> Node | None:
         block, table = node.block, node.table
         return lowered.BlocksNode(
             block,
-            lambda: table()[
-                rows.start // block : -(-rows.stop // block), columns.start // block : -(-columns.stop // block)
+            lambda: piece.of_heads(table())[
+                ..., rows.start // block : -(-rows.stop // block), columns.start // block : -(-columns.stop // block)
             ],
         )
     if isinstance(node, lowered.ArrayNode):

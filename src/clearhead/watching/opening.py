@@ -69,12 +69,12 @@ class watch:
     A model of Flax is watched by `clearhead.integrations.flax.watch`, which says what is seen of it.
     """
 
-    def __new__(cls, model: Any, **options: Any) -> Any:
+    def __new__(cls, model: Any, *given: Any, **options: Any) -> Any:
         """A watch of a PyTorch model, or of one of Flax."""
         if any(kind.__module__.startswith("flax.") for kind in type(model).__mro__):
             from clearhead.watching.flax_modules import FlaxWatch  # needs Flax, which is here now
 
-            return FlaxWatch(model, **options)
+            return FlaxWatch(model, *given, **options)
         return super().__new__(cls)
 
     def __init__(

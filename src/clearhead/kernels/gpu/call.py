@@ -264,7 +264,7 @@ class Call:
         if self.form.program is None:
             nothing = self.mask.span.rows
             return Lists(nothing, nothing, 0, 0, 1, 1, 1)
-        return spans.tiles(self.mask, self.grid, blocks.rows, blocks.columns, turned=turned)
+        return spans.tiles(self.mask, self.problem.mask, self.grid, blocks.rows, blocks.columns, turned=turned)
 
     @property
     def backwards(self) -> bool:

@@ -34,7 +34,7 @@ class Prepared:
     arrays: tuple[Any, ...] = ()
     by_batch: bool = False
     by_head: bool = False
-    root: Node | None = None  # of which runs of tiles can be told; None where an array has to be read
+    reads: bool = False  # an array has to be read: runs of tiles are not told by intervals alone
     lists: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -100,17 +100,15 @@ def _from_tree(root: Node, grid: Grid, on: torch.device) -> Prepared:
     nodes: list[tuple[int, ...]] = []
     arrays: list[Any] = []
     prepared = Prepared(Span(-FAR, FAR, grid.keys, _nothing(on)))
-    read = False  # an array
 
     def add(node: Node) -> None:
-        nonlocal read
         for part in node.parts:
             add(part)
         parts, by_row = uploaded(node, grid, on)
         prepared.by_batch |= by_row
         array = node.array()
         if array is not None:
-            read = True
+            prepared.reads = True
             pairs = four_axes(array, grid, on)
             prepared.by_batch |= pairs.shape[0] > 1
             prepared.by_head |= pairs.shape[1] > 1
@@ -121,7 +119,6 @@ def _from_tree(root: Node, grid: Grid, on: torch.device) -> Prepared:
 
     add(root)
     prepared.program, prepared.arrays = tuple(nodes), tuple(arrays)
-    prepared.root = None if read else root
     return prepared
 
 
@@ -147,20 +144,26 @@ def four_axes(array: Array, grid: Grid, on: torch.device) -> torch.Tensor:
     return tensor.expand(*grid.batch, *tensor.shape[-3:]).reshape(math.prod(grid.batch), *tensor.shape[-3:])
 
 
-def tiles(prepared: Prepared, grid: Grid, rows: int, columns: int, *, turned: bool = False) -> Lists:
+def tiles(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, *, turned: bool = False) -> Lists:
     """For each block of queries the tiles of keys that are not empty; `turned`: for each block of keys, of queries."""
     assert prepared.program is not None
     key = (rows, columns, turned)
     if key not in prepared.lists:
-        if prepared.root is None:
-            lists = lists_of_states(state_map(prepared, grid, rows, columns), turned)
+        root = root_of(prepared, mask, grid)
+        if root is None:
+            lists = lists_of_states(state_map(prepared, mask, grid, rows, columns), turned)
         else:
-            lists = lists_of_runs(prepared.root, grid, rows, columns, turned, prepared.span.rows.device)
+            lists = lists_of_runs(root, grid, rows, columns, turned, prepared.span.rows.device)
         if capturing(lists.tiles.device):
             return lists
         done(lists.tiles.device)
         prepared.lists[key] = lists
     return prepared.lists[key]
+
+
+def root_of(prepared: Prepared, mask: Mask | None, grid: Grid) -> Node | None:
+    """The nodes of a mask of which runs of tiles are told; they are not kept, since they keep its arrays alive."""
+    return None if prepared.reads or mask is None else mask.lower(grid)
 
 
 def lists_of_runs(root: Node, grid: Grid, rows: int, columns: int, turned: bool, on: torch.device) -> Lists:
@@ -186,15 +189,16 @@ def lists_of_states(states: torch.Tensor, turned: bool) -> Lists:
     return Lists(found, counts, int(batch > 1), int(heads > 1), heads, down, across)
 
 
-def state_map(prepared: Prepared, grid: Grid, rows: int, columns: int) -> torch.Tensor:
+def state_map(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int) -> torch.Tensor:
     """0 empty, 1 mixed, 2 full, for each tile: (batch or 1, heads or 1, blocks of queries, blocks of keys)."""
     key = (rows, columns)
     if key not in prepared.lists:
         on = prepared.span.rows.device
-        if prepared.root is None:
+        root = root_of(prepared, mask, grid)
+        if root is None:
             states = states_of_pairs(prepared, grid, rows, columns, on)
         else:
-            states = upload(runs(prepared.root, grid, rows, columns, whole=True).states(), on)
+            states = upload(runs(root, grid, rows, columns, whole=True).states(), on)
         if capturing(on):
             return states
         done(on)

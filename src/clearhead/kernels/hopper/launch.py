@@ -84,7 +84,9 @@ def seen_by(call: Call) -> Seen:
         if name not in call.mask.lists:
             found = ranges_of(call.problem)
             if found is None:
-                call.mask.lists[name] = tile_runs.forward_runs(call.mask, call.grid, head_dim, call.rows)
+                call.mask.lists[name] = tile_runs.forward_runs(
+                    call.mask, call.problem.mask, call.grid, head_dim, call.rows
+                )
             else:
                 starts, stops = found
                 call.mask.lists[name] = schedule.key_ranges_of(starts, stops, keys, head_dim, call.device)
@@ -151,8 +153,11 @@ def turned_runs(call: Call) -> tuple[tile_runs.TileRuns, torch.Tensor | None]:
     name = ("turned", head_dim)
     if name not in call.mask.lists:
         columns, rows = backward.CONFIGS[head_dim].columns, call.q.shape[0] * call.k.shape[1]
-        turned = tile_runs.backward_runs(call.mask, call.grid, backward.KEYS, columns, rows)
-        call.mask.lists[name] = (turned, tile_runs.forward_runs(call.mask, call.grid, head_dim, call.rows).unseen)
+        turned = tile_runs.backward_runs(call.mask, call.problem.mask, call.grid, backward.KEYS, columns, rows)
+        call.mask.lists[name] = (
+            turned,
+            tile_runs.forward_runs(call.mask, call.problem.mask, call.grid, head_dim, call.rows).unseen,
+        )
     found: tuple[tile_runs.TileRuns, torch.Tensor | None] = call.mask.lists[name]
     return found
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from clearhead.core.grid import Grid
+from clearhead.core.mask import Mask
 from clearhead.kernels.gpu.device import Lists
 from clearhead.kernels.gpu.masks import Prepared, tiles, upload
 from clearhead.kernels.gpu.tile_lists_kernel import tile_bits
@@ -31,14 +32,14 @@ class TileRuns(NamedTuple):
     config: Any = None
 
 
-def forward_runs(prepared: Prepared, grid: Grid, head_dim: int, heads: int) -> TileRuns:
+def forward_runs(prepared: Prepared, mask: Mask | None, grid: Grid, head_dim: int, heads: int) -> TileRuns:
     """For blocks of queries, tiles of keys; `heads` of all batch rows."""
     config = SHORT[head_dim]
-    lists, counts = listed(prepared, grid, config.rows * config.consumers, config.columns)
+    lists, counts = listed(prepared, mask, grid, config.rows * config.consumers, config.columns)
     some = counts[:, 1:].sum(-1)
     if some.mean() * config.columns > FEW:
         config = CONFIGS[head_dim]
-        lists, counts = listed(prepared, grid, config.rows * config.consumers, config.columns)
+        lists, counts = listed(prepared, mask, grid, config.rows * config.consumers, config.columns)
         some = counts[:, 1:].sum(-1)
     if config.persistent and some.max(initial=0) > UNEVEN * some.mean():
         config = replace(config, persistent=False)
@@ -47,17 +48,17 @@ def forward_runs(prepared: Prepared, grid: Grid, head_dim: int, heads: int) -> T
                     config=config)  # fmt: skip
 
 
-def backward_runs(prepared: Prepared, grid: Grid, keys: int, queries: int, heads: int) -> TileRuns:
+def backward_runs(prepared: Prepared, mask: Mask | None, grid: Grid, keys: int, queries: int, heads: int) -> TileRuns:
     """For blocks of `keys`, tiles of `queries`; `heads` of keys of all batch rows."""
-    lists, counts = listed(prepared, grid, queries, keys, turned=True)
+    lists, counts = listed(prepared, mask, grid, queries, keys, turned=True)
     return laid_out(prepared, grid, lists, counts, keys, queries, heads, masked=0)
 
 
 def listed(
-    prepared: Prepared, grid: Grid, rows: int, columns: int, *, turned: bool = False
+    prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, *, turned: bool = False
 ) -> tuple[Lists, np.ndarray]:
     """The tiles on the device, and on the host where those of each block begin, how many are mixed, how many full."""
-    lists = tiles(prepared, grid, rows, columns, turned=turned)
+    lists = tiles(prepared, mask, grid, rows, columns, turned=turned)
     return lists, lists.counts.reshape(-1, 3).cpu().numpy()
 
 
