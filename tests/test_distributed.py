@@ -11,7 +11,7 @@ import torch
 import clearhead as ch
 import clearhead.distributed as chd
 from clearhead.core.grid import Grid
-from clearhead.distributed.counting import pairs, seen_keys, stretches
+from clearhead.distributed.counting import Counter, pairs, seen_keys, stretches
 
 RNG = np.random.default_rng(5)
 DOCUMENTS = np.repeat(np.arange(64), RNG.integers(1, 400, 64))[:4093]
@@ -42,6 +42,28 @@ def test_ranks_have_as_many_pairs_as_the_others(name: str, world: int) -> None:
     assert placement.imbalance <= 0.05
     assert sorted(placement.order.tolist()) == list(range(n))
     assert max(placement.lengths) <= 1.3 * n / world
+
+
+COUNTED: dict[str, ch.Mask] = {
+    "BigBird": ch.window(9, 9) | ch.global_tokens([0, 40]) | ch.random_blocks(16, count=2, seed=1),
+    "lengths by row": ch.causal() & ch.lengths([70, 0]),
+    "blocks by head": ch.blocks(np.random.default_rng(0).random((3, 7, 9)) < 0.4, 16),
+    "complement": ~(ch.window(5) | ch.documents(np.arange(130) % 3, np.arange(101) % 4)),
+    "array": ch.where(np.random.default_rng(1).random((2, 1, 101, 130)) < 0.3),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_is_counted_is_what_the_mask_allows(name: str) -> None:
+    mask, grid = COUNTED[name], Grid((2,), 3, 101, 130)
+    whole = np.broadcast_to(mask.dense(101, 130, batch=(2,), heads=3), grid.shape)
+    counter = Counter(mask, grid)
+    assert (counter.told is None) == (name == "array")
+    for start, stop in ((0, 101), (0, 1), (17, 64), (100, 101), (5, 5)):
+        assert counter.of_queries(range(start, stop)) == whole[:, :, start:stop].sum()
+        assert counter.of_keys(range(start, stop)) == whole[..., start:stop].sum()
+    seen = counter.seen((range(3, 7), range(90, 101)))
+    assert np.array_equal(seen, whole[:, :, [*range(3, 7), *range(90, 101)]].any((0, 1, 2)))
 
 
 def test_pairs_are_those_of_the_mask() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import subprocess
 
-import elsewhere
 import numpy as np
 import pytest
 import torch
@@ -389,15 +387,3 @@ def test_what_is_wrong_is_said():
         seen.layer(7)
     with pytest.raises(KeyError, match=r"'attn' made no call that was seen; these did: h\.0\.attn"):
         seen["attn"]
-
-
-def test_watching_is_not_imported_before_it_is_asked_for():
-    code = "import sys, clearhead; sys.exit('torch' in sys.modules or 'clearhead.watching' in sys.modules)"
-    done: subprocess.CompletedProcess[str] = elsewhere.python("-c", code)
-    assert done.returncode == 0, done.stderr
-
-
-def test_without_pytorch_it_says_what_brings_it():
-    code = "import sys; sys.modules['torch'] = None; import clearhead; clearhead.watch(None)"
-    done = elsewhere.python("-c", code)
-    assert done.stderr.strip().endswith("ImportError: watch needs PyTorch: pip install torch")

@@ -374,3 +374,15 @@ def test_what_fails_while_observing_is_said_and_the_model_runs_on(monkeypatch):
     with ch.watch(model, heads=5) as seen:
         model(ids())
     assert seen.missed == {"h.0.attn": "observing it failed: heads: has 5, and the call has 3 heads"}
+
+
+def test_watching_is_not_imported_before_it_is_asked_for() -> None:
+    code = "import sys, clearhead; sys.exit('torch' in sys.modules or 'clearhead.watching' in sys.modules)"
+    done = elsewhere.python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_pytorch_it_says_what_brings_it() -> None:
+    code = "import sys; sys.modules['torch'] = None; import clearhead; clearhead.watch(None)"
+    done = elsewhere.python("-c", code)
+    assert done.stderr.strip().endswith("ImportError: watch needs PyTorch: pip install torch")

@@ -35,7 +35,7 @@ def attention(
 
         softmax(q kᵀ · scale [softcap] [+ bias] [mask]) v    of the whole sequences, the rows that lie here
 
-    - q (…, Hq, T_here, D), k (…, Hk, S_here, D), v (…, Hk, S_here, Dv): plain tensors, or DArrays sharded along the
+    - q (…, Hq, T_here, D), k (…, Hk, S_here, D), v (…, Hk, S_here, Dv): plain tensors, or DTensors sharded along the
       sequence axis. Lengths may differ from rank to rank.
     - mesh: a DeviceMesh of one dimension, or a process group; None is all processes. For arrays of JAX, under
       `shard_map`, the name of the axis along which sequences are split; all its devices hold as many positions.

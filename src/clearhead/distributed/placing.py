@@ -12,7 +12,7 @@ from clearhead.core.arrays import Array
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import Grid, bins, bins_of
 from clearhead.core.mask import Mask
-from clearhead.distributed.counting import pairs
+from clearhead.distributed.counting import Counter
 from clearhead.distributed.placement import Placement, evened
 
 # more than this above the mean, and another placement is looked for
@@ -52,7 +52,7 @@ def place(
     grid = Grid(tuple(batch), heads, int(n), int(n) if keys is None else int(keys))
     if given is not None:
         given.check(grid)
-    counter = _Counter(given, grid)
+    counter = _Counted(Counter(given, grid))
     best: Placement | None = None
     for candidate in _candidates(counter, int(n), int(world), how):
         if best is None or (candidate.imbalance or 0.0) < (best.imbalance or 0.0):
@@ -63,17 +63,17 @@ def place(
     return best
 
 
-class _Counter:
+class _Counted:
     """Pairs of runs of queries, each stretch counted once."""
 
-    def __init__(self, mask: Mask | None, grid: Grid) -> None:
-        self.mask, self.grid = mask, grid
+    def __init__(self, counter: Counter) -> None:
+        self.counter = counter
         self.known: dict[range, int] = {}
 
     def of(self, rows: range) -> int:
         """The pairs of these queries with all keys."""
         if rows not in self.known:
-            self.known[rows] = pairs(self.mask, rows, range(self.grid.keys), self.grid)
+            self.known[rows] = self.counter.of_queries(rows)
         return self.known[rows]
 
     def counted(self, placement: Placement) -> Placement:
@@ -82,7 +82,7 @@ class _Counter:
         return Placement(placement.n, placement.runs, placement.how, own)
 
 
-def _candidates(counter: _Counter, n: int, world: int, how: str | None) -> itertools.chain[Placement]:
+def _candidates(counter: _Counted, n: int, world: int, how: str | None) -> itertools.chain[Placement]:
     """Placements from the fewest runs to the most, counted when they are looked at."""
     plain = {
         "contiguous": Placement.contiguous,
@@ -93,7 +93,7 @@ def _candidates(counter: _Counter, n: int, world: int, how: str | None) -> itert
     return itertools.chain(some, _dealt(counter, n, world) if how in (None, "pairs") else ())
 
 
-def _dealt(counter: _Counter, n: int, world: int) -> Iterator[Placement]:
+def _dealt(counter: _Counted, n: int, world: int) -> Iterator[Placement]:
     """Blocks by their pairs: those that are a large part of a rank's share are cut in half, once more each time."""
     parts = [part for part in bins(n, 4 * world) if len(part)]
     share = max(sum(map(counter.of, parts)) / world, 1.0)
@@ -102,7 +102,7 @@ def _dealt(counter: _Counter, n: int, world: int) -> Iterator[Placement]:
         yield counter.counted(evened(n, world, parts, [counter.of(part) for part in parts]))
 
 
-def _cut(counter: _Counter, part: range, most: float) -> list[range]:
+def _cut(counter: _Counted, part: range, most: float) -> list[range]:
     """A block in halves until none has more pairs than that, or more than one query."""
     if counter.of(part) <= most or len(part) == 1:
         return [part]

@@ -14,7 +14,7 @@ import numpy as np
 
 from clearhead.core.grid import Grid, blocks
 from clearhead.core.mask import Mask
-from clearhead.distributed.counting import GRAIN, pairs, seen_keys, stretches
+from clearhead.distributed.counting import GRAIN, Counter, stretches
 from clearhead.distributed.placement import Placement
 
 # ranks whose keys are remembered one by one
@@ -45,6 +45,11 @@ class Schedule:
             self._known[key] = find()
         return self._known[key]
 
+    @cached_property
+    def _counter(self) -> Counter:
+        """What the mask allows."""
+        return Counter(self.mask, self.grid)
+
     def needs(self, rank: int, owner: int) -> tuple[range, ...]:
         """The keys of `owner` that the queries of `rank` see."""
 
@@ -61,7 +66,7 @@ class Schedule:
         if runs not in kept:
             if len(kept) >= KEPT:
                 kept.clear()
-            kept[runs] = seen_keys(self.mask, runs, self.grid)
+            kept[runs] = self._counter.seen(runs)
         return kept[runs]
 
     def asks(self, rank: int, owner: int) -> tuple[range, ...]:
@@ -99,16 +104,12 @@ class Schedule:
 
     def pairs(self, rank: int) -> int:
         """The pairs of the queries of a rank with all keys, in all batch rows and heads."""
-        every = range(self.grid.keys)
-        runs = self.queries.runs[rank]
-        count: int = self._once(("pairs", rank), lambda: sum(pairs(self.mask, run, every, self.grid) for run in runs))
+        count: int = self._once(("pairs", rank), lambda: sum(map(self._counter.of_queries, self.queries.runs[rank])))
         return count
 
     def pairs_of_keys(self, owner: int) -> int:
         """The pairs of the keys of a rank with all queries."""
-        every = range(self.grid.queries)
-        runs = self.keys.runs[owner]
-        count: int = self._once(("keys", owner), lambda: sum(pairs(self.mask, every, run, self.grid) for run in runs))
+        count: int = self._once(("keys", owner), lambda: sum(map(self._counter.of_keys, self.keys.runs[owner])))
         return count
 
 

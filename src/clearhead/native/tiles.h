@@ -62,6 +62,22 @@ struct TileUnit {
 };
 #endif
 
+// Tile 3 times a row of tiles of the right factor, as many as `vecs`, added to sums 0 to 2. Tiles are numbered in the instructions
+// themselves, so that no loop can count them.
+#define CLEARHEAD_TILES_ACROSS(right, row, vecs)        \
+  do {                                                  \
+    CLEARHEAD_TILE_LOAD(4, (right), row);               \
+    CLEARHEAD_TILE_DOT(0, 3, 4);                        \
+    if ((vecs) > 1) {                                   \
+      CLEARHEAD_TILE_LOAD(5, (right) + kTileRows, row); \
+      CLEARHEAD_TILE_DOT(1, 3, 5);                      \
+    }                                                   \
+    if ((vecs) > 2) {                                   \
+      CLEARHEAD_TILE_LOAD(6, (right) + 2 * kTileRows, row); \
+      CLEARHEAD_TILE_DOT(2, 3, 6);                      \
+    }                                                   \
+  } while (false)
+
 // s[key][query] for blocks of 16 keys; `depth` tiles of features.
 inline void score_tiles(const uint16_t* keys, int64_t blocks, const uint32_t* q, int64_t depth, float* s, int vecs) {
   constexpr int64_t panel = kPanel<float>, row = panel * 4;
@@ -73,20 +89,11 @@ inline void score_tiles(const uint16_t* keys, int64_t blocks, const uint32_t* q,
     const uint32_t* pairs = q;
     for (int64_t d = 0; d < depth; ++d, keys += kTileSize, pairs += kTileRows * panel) {
       CLEARHEAD_TILE_LOAD(3, keys, 64);
-      CLEARHEAD_TILE_LOAD(4, pairs, row);
-      CLEARHEAD_TILE_DOT(0, 3, 4);
-      if (vecs > 1) {
-        CLEARHEAD_TILE_LOAD(5, pairs + 16, row);
-        CLEARHEAD_TILE_DOT(1, 3, 5);
-      }
-      if (vecs > 2) {
-        CLEARHEAD_TILE_LOAD(6, pairs + 32, row);
-        CLEARHEAD_TILE_DOT(2, 3, 6);
-      }
+      CLEARHEAD_TILES_ACROSS(pairs, row, vecs);
     }
     CLEARHEAD_TILE_STORE(0, s, row);
-    if (vecs > 1) CLEARHEAD_TILE_STORE(1, s + 16, row);
-    if (vecs > 2) CLEARHEAD_TILE_STORE(2, s + 32, row);
+    if (vecs > 1) CLEARHEAD_TILE_STORE(1, s + kTileRows, row);
+    if (vecs > 2) CLEARHEAD_TILE_STORE(2, s + 2 * kTileRows, row);
   }
 }
 
@@ -97,35 +104,16 @@ inline void value_tiles(const uint16_t* v, int64_t blocks, const uint32_t* weigh
   asm volatile("" : : : "memory");
   for (int64_t block = 0; block < blocks; ++block, v += kTileSize, values += kTileRows * panel) {
     CLEARHEAD_TILE_LOAD(0, values, row);
-    CLEARHEAD_TILE_LOAD(1, values + 16, row);
-    CLEARHEAD_TILE_LOAD(2, values + 32, row);
+    CLEARHEAD_TILE_LOAD(1, values + kTileRows, row);
+    CLEARHEAD_TILE_LOAD(2, values + 2 * kTileRows, row);
     for (int64_t step = 0; step < steps; ++step) {
       CLEARHEAD_TILE_LOAD(3, v + step * blocks * kTileSize, 64);
-      const uint32_t *high = weights + step * kTileRows * panel, *low = rest + step * kTileRows * panel;
-      CLEARHEAD_TILE_LOAD(4, high, row);
-      CLEARHEAD_TILE_DOT(0, 3, 4);
-      if (vecs > 1) {
-        CLEARHEAD_TILE_LOAD(5, high + 16, row);
-        CLEARHEAD_TILE_DOT(1, 3, 5);
-      }
-      if (vecs > 2) {
-        CLEARHEAD_TILE_LOAD(6, high + 32, row);
-        CLEARHEAD_TILE_DOT(2, 3, 6);
-      }
-      CLEARHEAD_TILE_LOAD(4, low, row);
-      CLEARHEAD_TILE_DOT(0, 3, 4);
-      if (vecs > 1) {
-        CLEARHEAD_TILE_LOAD(5, low + 16, row);
-        CLEARHEAD_TILE_DOT(1, 3, 5);
-      }
-      if (vecs > 2) {
-        CLEARHEAD_TILE_LOAD(6, low + 32, row);
-        CLEARHEAD_TILE_DOT(2, 3, 6);
-      }
+      CLEARHEAD_TILES_ACROSS(weights + step * kTileRows * panel, row, vecs);
+      CLEARHEAD_TILES_ACROSS(rest + step * kTileRows * panel, row, vecs);
     }
     CLEARHEAD_TILE_STORE(0, values, row);
-    CLEARHEAD_TILE_STORE(1, values + 16, row);
-    CLEARHEAD_TILE_STORE(2, values + 32, row);
+    CLEARHEAD_TILE_STORE(1, values + kTileRows, row);
+    CLEARHEAD_TILE_STORE(2, values + 2 * kTileRows, row);
   }
 }
 

@@ -154,10 +154,10 @@ def turned_runs(call: Call) -> tuple[tile_runs.TileRuns, torch.Tensor | None]:
     if name not in call.mask.lists:
         columns, rows = backward.CONFIGS[head_dim].columns, call.q.shape[0] * call.k.shape[1]
         turned = tile_runs.backward_runs(call.mask, call.problem.mask, call.grid, backward.KEYS, columns, rows)
-        call.mask.lists[name] = (
-            turned,
-            tile_runs.forward_runs(call.mask, call.problem.mask, call.grid, head_dim, call.rows).unseen,
-        )
+        seen = call.mask.lists.get(("ranges", head_dim))
+        if not isinstance(seen, tile_runs.TileRuns):  # the forward went by ranges of keys, or by another kernel
+            seen = tile_runs.forward_runs(call.mask, call.problem.mask, call.grid, head_dim, call.rows)
+        call.mask.lists[name] = (turned, seen.unseen)
     found: tuple[tile_runs.TileRuns, torch.Tensor | None] = call.mask.lists[name]
     return found
 
