@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import hf_models as hf
@@ -66,17 +68,27 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr(leaving, "pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(leaving, "pinned", lambda count, dtype: torch.empty(count, dtype=dtype))
+
+
+def away(*tensors: torch.Tensor) -> list[Away]:
+    return [tensor.as_subclass(Away) for tensor in tensors]
 
 
 @pytest.mark.usefixtures("cuda")
 def test_copies_wait_for_the_model_and_readers_for_copies() -> None:
     under_way = Leaving()
-    sources = [torch.arange(6.0).reshape(2, 3), torch.tensor([5, -1, 2**40]), torch.zeros(0, 4), torch.tensor([True])]
-    found = under_way.take([source.as_subclass(Away) for source in sources])
+    sources = [torch.arange(6.0).reshape(2, 3), torch.tensor([5, -1, 2**30]), torch.zeros(0, 4), torch.tensor([True])]
+    found: list[torch.Tensor] = []
+    under_way.send(away(*sources[:2]), found.extend)
+    under_way.send(away(*sources[2:]), found.extend)
+    assert not LOG, "small arrays wait for more"
+    under_way.leave()
     assert ["wait for current", "enter", *["record"] * 4, "leave", "event"] == LOG
-    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, sources, strict=True))
-    assert len({one.untyped_storage().data_ptr() for one in found}) == 1, "one piece of memory"
+    assert [one.dtype for one in found] == [torch.float32, torch.int32, torch.float32, torch.bool]
+    assert all(torch.equal(a.to(b.dtype), b) for a, b in zip(found, sources, strict=True))
+    floats = [one for one in found if one.dtype == torch.float32]
+    assert len({one.untyped_storage().data_ptr() for one in floats}) == 1, "one piece of memory, and one copy"
     calls: Arriving[str] = Arriving(under_way)
     calls.append("a")
     assert len(calls) == 1
@@ -89,13 +101,35 @@ def test_copies_wait_for_the_model_and_readers_for_copies() -> None:
 
 
 @pytest.mark.usefixtures("cuda")
+def test_much_leaves_by_itself_and_one_array_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "LOAD", 1000)
+    monkeypatch.setattr(leaving, "SMALL", 200)
+    under_way, found = Leaving(), []
+    numbers = [torch.randn(count) for count in (40, 60, 100, 60)]
+    for number in numbers:
+        under_way.send(away(number), found.extend)
+    assert [len(one) for one in found] == [40, 60, 100, 60], "1,040 bytes are more than wait"
+    assert all(torch.equal(one, other) for one, other in zip(found, numbers, strict=True))
+    under_way.send(away(numbers[0]), found.extend)
+    assert len(found) == 4
+    assert torch.equal(under_way.at_once(away(numbers[1])[0]), numbers[1])
+    assert len(found) == 5, "what waited went with it"
+    assert under_way.at_once(numbers[2]) is numbers[2]
+    assert under_way.at_once(None) is None
+
+
+@pytest.mark.usefixtures("cuda")
 def test_observations_leave_with_small_numbers_and_come_as_they_were() -> None:
     q, k, v = torch.randn(3, 2, 7, 4)
     observed = ch.observe(q, k, v, top=3, received=True)
-    away = observed.each(lambda a: a.as_subclass(Away))
     under_way = Leaving()
-    moved, apart = leaving.on_its_way(under_way, away, None)
-    assert apart is None
+    given = observed.each(lambda a: a.as_subclass(Away))
+    moved = leaving.on_its_way(under_way, given)
+    held = weakref.ref(given.lse)
+    del given
+    assert held() is not None
+    under_way.leave()
+    assert held() is None, "nothing holds what is on the GPU once it has left"
     assert moved.top.indices.dtype == torch.int32
     under_way.wait()
     assert moved.top.indices.dtype == torch.int64
@@ -106,7 +140,7 @@ def test_observations_leave_with_small_numbers_and_come_as_they_were() -> None:
 
 @pytest.mark.usefixtures("cuda")
 def test_numbers_that_are_not_finite_are_told_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving.Leaving, "take", lambda self, tensors: list(tensors))
+    monkeypatch.setattr(torch, "_foreach_norm", lambda many, order: away(*(one.abs().max() for one in many)))
     for spoil, scale, expected in ((None, None, 0), ("q", None, 1), ("v", None, 1), (None, 1e38, 1)):
         tensors = {name: torch.ones(1, 2, 3, 4) for name in "qkv"}
         if spoil:
@@ -114,9 +148,26 @@ def test_numbers_that_are_not_finite_are_told_when_they_are_read(monkeypatch: py
         told: list[int] = []
         under_way = Leaving()
         leaving.ask(under_way, Given(**tensors, scale=scale), lambda told=told: told.append(1))
+        under_way.leave()
         assert not told
         under_way.wait()
         assert len(told) == expected
+
+
+def test_what_was_seen_goes_when_it_is_let_go() -> None:
+    """Memory that a GPU writes to is slow to be had: it must come back at once, and not when Python tidies up."""
+    model = Gpt(layers=2).eval()
+    gc.collect()
+    gc.disable()
+    try:
+        for every in (1, 1):  # as a stranger, and known
+            with torch.no_grad(), ch.watch(model, want={"top": 2}, every=every) as seen:
+                model(torch.randint(31, (2, 5)))
+            held = weakref.ref(seen[0].lse)
+            del seen
+            assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_every_so_manyth_run_is_looked_at() -> None:
@@ -151,10 +202,49 @@ def test_a_model_that_is_known_is_looked_at_with_less_effort_and_seen_the_same()
             model.model.layers[1].self_attn.config._attn_implementation = "sdpa"
     assert not again.missed
     assert [call.name for call in again] == first.names * 2
+    assert familiar.known(model) == {"": dict.fromkeys(first.names, True)}, "by what the registry handed them"
     assert [call.step for call in again] == [0] * 2 + [1] * 2
     for one, other in zip(first[:2], again[:2], strict=True):
         assert torch.equal(one.received, other.received)
         assert one.keys_named == other.keys_named
+
+
+def test_a_part_that_is_known_is_no_whole_that_is_known() -> None:
+    model: Any = hf.build("llama")
+    with torch.no_grad():
+        with ch.watch(model) as first:
+            model.model(hf.IDS)
+        assert set(familiar.known(model)) == {"model"}
+        watching = ch.watch(model)
+        with watching as again:
+            model.model(hf.IDS)
+            assert set(watching.handles) == familiar.around(frozenset(first.names))
+            assert not watching.recorder.follows
+            model(hf.IDS)
+        assert set(familiar.known(model)) == {"model", ""}
+    assert not again.missed
+    assert [call.name for call in again] == first.names * 2
+    assert torch.equal(first[0].lse, again[0].lse)
+
+
+def test_what_a_known_module_computes_beside_its_attention_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = hf.build("llama")
+    seen_by_mode: list[Any] = []
+    own = mode.Mode.__torch_function__
+
+    def counted(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen_by_mode.append(func)
+        return own(self, func, types, args, kwargs)
+
+    monkeypatch.setattr(mode.Mode, "__torch_function__", counted)
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(hf.IDS)
+        stranger = len(seen_by_mode)
+        model(hf.IDS)
+        assert nn.functional.linear in seen_by_mode[:stranger]
+        assert nn.functional.linear not in seen_by_mode[stranger:]
+    assert len(seen.step(1)) == len(seen.step(0)) > 0
+    assert mode.active.standing == [] == mode.active.recorders
 
 
 class Changing(nn.Module):

@@ -1,4 +1,4 @@
-"""Hugging Face models on "eager": what transformers' registry hands them is called as it is, and observed beside it.
+"""What transformers' registry hands models: looked at as it runs; on "eager", called as it is and observed beside it.
 
 A model asks transformers' `AttentionInterface` for its attention function, and on "eager" is given its own, which
 builds the matrix. While a watch is open the registry answers with that function wrapped: it computes the result, and
@@ -57,12 +57,24 @@ class Registry:
 
         def get_interface(interface: Any, attn_implementation: str, default: Function) -> Function:
             found: Function = own(interface, attn_implementation, default)
-            return watched(found) if found is default and mode.active.recorders else found
+            if not (mode.active.recorders or mode.active.standing):
+                return found
+            return handed_out(watched(found) if found is default else found)
 
         return get_interface
 
 
 registry = Registry()
+
+
+def handed_out(function: Function) -> Function:
+    """A function of the registry; who stands by looks at it as it runs."""
+
+    def running(*args: Any, **options: Any) -> tuple[Tensor, Any]:
+        with mode.handed():
+            return function(*args, **options)
+
+    return running
 
 
 def watched(function: Function) -> Function:
@@ -86,7 +98,7 @@ def watched(function: Function) -> Function:
             given = read(query, key, value, attention_mask, options)
         except (ValueError, TypeError, RuntimeError) as error:  # the model runs on, and what was missed is said
             for recorder in mode.active.recorders:
-                recorder.count()
+                recorder.count(handed=True)
                 recorder.refuse(str(error))
             with mode.without_steps():
                 return function(module, query, key, value, attention_mask, **options)

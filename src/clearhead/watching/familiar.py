@@ -2,8 +2,10 @@
 
 Following what a model computes, tensor by tensor, finds attention in steps; hooks on every module say who computes.
 Both cost as much as a small model itself. Where a whole run made its calls and nothing was missed, the next runs of the
-same model look at the modules that made them, and at those around them, alone. One of them that then makes no call is
-missed by name, as ever, and the model is a stranger again.
+same model look at the modules that made them, and at those around them, alone; and where a module asked transformers'
+registry for its attention, at what is handed to it and at nothing else that it computes. One of them that then makes no
+call is missed by name, as ever, and the model is a stranger again. What was seen of a run of a part is known of that
+part: a run of more than it is a stranger's.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-_known: WeakKeyDictionary[nn.Module, tuple[Any, frozenset[str]]] = WeakKeyDictionary()
+# by the module that was run: those that made its calls, and whether all of them by what the registry handed them
+Known = dict[str, dict[str, bool]]
+_known: WeakKeyDictionary[nn.Module, tuple[Any, Known]] = WeakKeyDictionary()
 
 
 def kind_of(model: nn.Module) -> Any:
@@ -25,15 +29,28 @@ def kind_of(model: nn.Module) -> Any:
     return tuple(map(type, modules)), ways, tuple(module.training for module in modules), own
 
 
+def known(model: nn.Module) -> Known:
+    """What is known of a model: nothing of a stranger."""
+    found = _known.get(model)
+    return dict(found[1]) if found is not None and found[0] == kind_of(model) else {}
+
+
 def callers(model: nn.Module) -> frozenset[str] | None:
     """The modules that made the calls of a model that is known; None for a stranger."""
-    found = _known.get(model)
-    return found[1] if found is not None and found[0] == kind_of(model) else None
+    found = known(model)
+    return all_of(found) if found else None
 
 
-def remember(model: nn.Module, callers: set[str]) -> None:
-    """All attention of a model was seen, and these modules computed it."""
-    _known[model] = (kind_of(model), frozenset(callers))
+def all_of(known: Known) -> frozenset[str]:
+    """All modules that make calls."""
+    return frozenset(name for callers in known.values() for name in callers)
+
+
+def remember(model: nn.Module, run: str, callers: dict[str, bool]) -> Known:
+    """All attention of a part of a model was seen as it ran, and these modules computed it."""
+    found = known(model) | {run: dict(callers)}
+    _known[model] = (kind_of(model), found)
+    return found
 
 
 def forget(model: nn.Module) -> None:

@@ -1,12 +1,14 @@
-"""What was observed leaves the GPU while the model runs on: into pinned memory, on a stream of its own.
+"""What was observed leaves the GPU while the model runs on: into pinned memory, on a stream of its own, in loads.
 
-    current stream:  … kernel that observes ─┐                      the model's next kernels …
-    copying stream:                          └ wait ─ copies ─ event
-    the caller:      goes on at once;                          waits for the event when the numbers are first read
+    current stream:  … kernel that observes … and another ─┐                      the model's next kernels …
+    copying stream:                                        └ wait ─ copies ─ event
+    the caller:      goes on at once;                                   waits for the event when they are read
 
-Three things make that right. The copying stream waits for what the current stream has been given so far: nothing is
-copied before it is computed. Each source is told of the copying stream (`record_stream`), so that its memory goes to
-nobody else before it has been copied, however soon Python lets go of it. And a target is read only after the event.
+Small arrays wait for each other on the GPU, up to `LOAD` bytes, and go as one: a copy costs the host as much as a small
+kernel, and a model makes hundreds. Three things make that right. The copying stream waits for what the streams that
+computed have been given so far: nothing is copied before it is computed. Each source is told of the copying stream
+(`record_stream`), so that its memory goes to nobody else before it has been copied, however soon Python lets go of it.
+And a target is read only after the event.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, SupportsIndex, TypeVar, overload
 
 import torch
@@ -23,73 +26,128 @@ from clearhead.core.observations import Observed
 from clearhead.watching.given import Given
 
 Kind = TypeVar("Kind")
-ALIGNED = 16  # bytes, from which on an array of any kind of number may start
+# takes what arrays become on the host, when they leave, and may say what is to be done once their numbers are there
+Takes = Callable[[list[Tensor]], Callable[[], None] | None]
+LOAD = 16 * 2**20  # bytes that wait on a GPU, at most, before they leave
+SMALL = 2**18  # bytes of an array that is put beside others before it is copied
 
 
-def pinned(size: int) -> Tensor:
+def pinned(count: int, dtype: torch.dtype) -> Tensor:
     """Memory on the host that a GPU can write to by itself."""
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(count, dtype=dtype, pin_memory=True)
+
+
+def size_of(tensor: Tensor) -> int:
+    """Bytes of a tensor."""
+    return tensor.numel() * tensor.element_size()
+
+
+@dataclass
+class Load:
+    """Arrays of one GPU that leave together, in parcels: those of one owner each."""
+
+    parcels: list[tuple[int, Takes]] = field(default_factory=list)  # how many arrays, and who takes them
+    tensors: list[Tensor] = field(default_factory=list)
+    streams: list[Any] = field(default_factory=list)  # by which they were computed
+    size: int = 0
+
+    def add(self, tensors: Sequence[Tensor], takes: Takes, stream: Any) -> None:
+        """One more parcel."""
+        self.parcels.append((len(tensors), takes))
+        self.tensors.extend(tensors)
+        self.size += sum(map(size_of, tensors))
+        if stream not in self.streams:
+            self.streams.append(stream)
+
+    def copied(self, copying: Any) -> list[Tensor]:
+        """The same numbers on the host, once the copying stream has come so far; whole numbers as 32 bits."""
+        places: dict[torch.dtype, list[int]] = {}
+        found: list[Tensor] = [tensor.detach() for tensor in self.tensors]
+        for place, tensor in enumerate(found):
+            tensor.record_stream(copying)
+            if tensor.dtype == torch.int64:  # positions in sequences fit
+                tensor = found[place] = tensor.to(torch.int32)
+            if size_of(tensor) <= SMALL:
+                places.setdefault(tensor.dtype, []).append(place)
+            else:
+                found[place] = sent(tensor.reshape(-1)).view(tensor.shape)
+        for small in places.values():
+            whole = sent(torch.cat([found[place].reshape(-1) for place in small]))
+            parts = torch.split(whole, [found[place].numel() for place in small])
+            for place, part in zip(small, parts, strict=True):
+                found[place] = part.view(found[place].shape)
+        return found
+
+
+def sent(flat: Tensor) -> Tensor:
+    """A row of numbers on its way to the host."""
+    target = pinned(flat.numel(), flat.dtype)
+    target.copy_(flat, non_blocking=True)
+    return target
 
 
 class Leaving:
-    """Copies that are under way, of one watch."""
+    """What is under way, of one watch."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.streams: dict[Any, Any] = {}
+        self.loads: dict[Any, Load] = {}  # of each device, not yet gone
         self.events: dict[Any, Any] = {}  # after the last copies of each device
-        self.arrived: list[Callable[[], None]] = []  # what is to be done once they are there
+        self.finishing: list[Callable[[], None]] = []  # what is to be done once they are there
 
-    def take(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The same numbers on the host, once `wait` has been called; all of `tensors` are on one GPU."""
+    def send(self, tensors: Sequence[Tensor], takes: Takes) -> None:
+        """Take tensors of one GPU to the host; `takes` is given them as they leave, before their numbers are there."""
         device = tensors[0].device
-        tensors = [tensor.contiguous() for tensor in tensors]
-        starts, size = [], 0
-        for tensor in tensors:
-            starts.append(size)
-            size += -(-tensor.numel() * tensor.element_size() // ALIGNED) * ALIGNED
-        room = pinned(max(size, 1))
-        found = []
-        with self.lock:  # so that the last event is after all copies, whichever thread asked for them
-            copying = self.stream(device)
-            copying.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(copying):
-                for start, tensor in zip(starts, tensors, strict=True):
-                    part = room[start : start + tensor.numel() * tensor.element_size()]
-                    target = part.view(tensor.dtype).view(tensor.shape)
-                    target.copy_(tensor, non_blocking=True)
-                    tensor.record_stream(copying)
-                    found.append(target)
-            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # PyTorch says nothing of it
-            event.record(copying)
-            self.events[device] = event
-        return found
+        with self.lock:
+            load = self.loads.setdefault(device, Load())
+            load.add(tensors, takes, torch.cuda.current_stream(device))
+            if load.size >= LOAD:
+                self._leave(device)
 
-    def stream(self, device: Any) -> Any:
-        """The stream by which a device is left."""
+    def at_once(self, tensor: Any) -> Any:
+        """One array on its way to the host, and all that was to go with it; one that is there as it is."""
+        if not isinstance(tensor, Tensor) or not tensor.is_cuda:
+            return tensor
+        found: list[Tensor] = []
+        with self.lock:
+            self.send([tensor], found.extend)
+            self.leave()
+        return found[0]
+
+    def leave(self) -> None:
+        """Let all go that waits for more."""
+        with self.lock:
+            for device in list(self.loads):
+                self._leave(device)
+
+    def _leave(self, device: Any) -> None:
+        load = self.loads.pop(device)
         if device not in self.streams:
-            self.streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as above
-        return self.streams[device]
-
-    def off(self, arrays: Sequence[Any]) -> list[Any]:
-        """Arrays as they are to be held: those on a GPU on their way to the host, others there at once.
-
-        Whole numbers go as 32 bits, for positions in sequences fit, and come as they were once they are read.
-        """
-        away = [a for a in arrays if isinstance(a, Tensor) and a.is_cuda]
-        if not away:
-            return [a.cpu() if isinstance(a, Tensor) else a for a in arrays]
-        hosted = iter(self.take([a.to(torch.int32) if a.dtype == torch.int64 else a for a in away]))
-        return [(next(hosted) if a.is_cuda else a.cpu()) if isinstance(a, Tensor) else a for a in arrays]
+            self.streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # PyTorch says nothing
+        copying = self.streams[device]
+        for stream in load.streams:
+            copying.wait_stream(stream)
+        with torch.cuda.stream(copying):
+            found = iter(load.copied(copying))
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
+        event.record(copying)
+        self.events[device] = event
+        for count, takes in load.parcels:
+            finish = takes([next(found) for _ in range(count)])
+            if finish is not None:
+                self.finishing.append(finish)
 
     def wait(self) -> None:
-        """Until all that was taken is there."""
-        with self.lock:
+        """Until all that was sent is there."""
+        if not (self.loads or self.events or self.finishing):
+            return
+        with self.lock:  # whoever comes second waits here until all is done
+            self.leave()
             while self.events:
                 self.events.popitem()[1].synchronize()
-            arrived, self.arrived = self.arrived, []
-        for finish in arrived:
-            finish()
+            while self.finishing:
+                self.finishing.pop(0)()
 
 
 def widened(array: Any) -> Any:
@@ -124,33 +182,43 @@ class Arriving(list[Kind]):
         return list, (list(self),)
 
 
-def on_its_way(leaving: Leaving, observed: Observed, distance: Any) -> tuple[Observed, Any]:
-    """What was observed of a call, on its way to the host."""
+def on_its_way(leaving: Leaving, value: Observed) -> Observed:
+    """What was observed of a call, on its way to the host: its arrays are exchanged in it when they leave."""
     arrays: list[Any] = []
 
     def note(array: Any) -> Any:
         arrays.append(array)
         return array
 
-    observed.each(note)
-    *found, apart = leaving.off([*arrays, distance])
-    places = dict(zip(map(id, arrays), found, strict=True))
-    moved = observed.each(lambda array: places[id(array)])
-    if any(one.dtype != other.dtype for one, other in zip(arrays, found, strict=True)):
-        leaving.arrived.append(lambda: vars(moved).update(vars(moved.each(widened))))
-    return moved, apart
+    mine = value.each(note)
+    names = list(map(id, arrays))
+    narrow = any(array.dtype == torch.int64 for array in arrays)
+
+    def takes(found: list[Tensor]) -> Callable[[], None] | None:
+        hosted = dict(zip(names, found, strict=True))
+        become(mine, mine.each(lambda array: hosted[id(array)]))
+        return (lambda: become(mine, mine.each(widened))) if narrow else None
+
+    leaving.send(arrays, takes)
+    return mine
+
+
+def become(one: Any, other: Any) -> None:
+    """One value becomes what another is. Nobody has read it before."""
+    vars(one).update(vars(other))
 
 
 def ask(leaving: Leaving, given: Given, odd: Callable[[], None]) -> None:
     """Call `odd` when what left is read, if numbers of a call on a GPU, or scores of them, are not finite."""
-    norms = torch.stack(torch._foreach_norm([given.q, given.k, given.v], math.inf)).float()
-    (found,) = leaving.take([norms])
     features = given.q.shape[-1]
     factor = features / math.sqrt(max(features, 1)) if given.scale is None else features * abs(given.scale)
 
-    def told() -> None:
-        q, k, v = found.tolist()
-        if not (q * k * factor < torch.finfo(torch.float32).max and math.isfinite(v)):
-            odd()
+    def takes(norms: list[Tensor]) -> Callable[[], None]:
+        def told() -> None:
+            q, k, v = (float(norm) for norm in norms)
+            if not (q * k * factor < torch.finfo(torch.float32).max and math.isfinite(v)):
+                odd()
 
-    leaving.arrived.append(told)
+        return told
+
+    leaving.send(torch._foreach_norm([given.q, given.k, given.v], math.inf), takes)

@@ -46,6 +46,8 @@ class Active(threading.local):
     """The watches that are looking at this thread, and the mode that sees for them."""
 
     recorders: list[Recorder] = field(default_factory=list)
+    standing: list[Recorder] = field(default_factory=list)  # those who look at nothing but what a registry hands out
+    handed: int = 0  # functions that a registry handed out and that are running
     mode: Mode | None = None
     steps: Steps = field(default_factory=Steps)
     quiet: bool = False  # steps are made that belong to a call which is known
@@ -68,8 +70,35 @@ def start(recorder: Recorder, given: Any = ()) -> None:
         torch._C._push_on_torch_function_stack(active.mode)
 
 
+def stand_by(recorder: Recorder) -> None:
+    """Look at this thread for a watch when a function runs that a registry has handed out, and at nothing before."""
+    if recorder not in active.standing:
+        active.standing.append(recorder)
+
+
+@contextmanager
+def handed() -> Iterator[None]:
+    """A function runs that a registry has handed out: who stands by looks at it."""
+    waiting = [recorder for recorder in active.standing if recorder not in active.recorders]
+    for recorder in waiting:
+        start(recorder)
+    active.handed += 1
+    try:
+        yield
+    finally:
+        active.handed -= 1
+        for recorder in waiting:
+            _rest(recorder)
+
+
 def stop(recorder: Recorder) -> None:
     """Stop looking at this thread for a watch; the mode goes with the last one."""
+    if recorder in active.standing:
+        active.standing.remove(recorder)
+    _rest(recorder)
+
+
+def _rest(recorder: Recorder) -> None:
     if recorder in active.recorders:
         active.recorders.remove(recorder)
     active.following = any(one.follows for one in active.recorders)
@@ -116,7 +145,7 @@ class Mode(TorchFunctionMode):
         kind: Any = type(func)
         if is_kernel(kind) and ATTENTION.search(str(func)):
             for recorder in active.recorders:
-                recorder.count()
+                recorder.count(handed=active.handed > 0)
                 recorder.refuse(f"it calls {func}, a kernel of its own")
             return known(func(*args, **kwargs))
         result = func(*args, **kwargs)
@@ -153,7 +182,7 @@ def _attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         given, dropout = sdpa.read(args, kwargs)
     except (ValueError, TypeError) as error:
         for recorder in active.recorders:
-            recorder.count()
+            recorder.count(handed=active.handed > 0)
             recorder.refuse(str(error))
         return plain()
     # of PyTorch's ways only some take both a mask and causality
@@ -223,7 +252,7 @@ def without_steps() -> Iterator[None]:
 def _interested() -> list[Recorder]:
     """The watches that want to see the call that is being made."""
     for recorder in active.recorders:
-        recorder.count()
+        recorder.count(handed=active.handed > 0)
     return [recorder for recorder in active.recorders if recorder.edit is None and recorder.selects()]
 
 

@@ -106,19 +106,25 @@ class watch:
         registry.begin()
         matters: set[str] | None = None
         if type(self) is watch:  # others change what a model does, and see all of it
-            recorder.learnt = self._keep
-            callers = familiar.callers(recorder.root)
-            if callers is not None:
-                recorder.know(callers)
-                matters = familiar.around(callers)
-        for name, module in recorder.root.named_modules():
-            if isinstance(module, torch.jit.ScriptModule) or (matters is not None and name not in matters):
-                continue
-            self.handles[name] = [
-                module.register_forward_pre_hook(Hook(_before, recorder, name), prepend=True, with_kwargs=True),
-                module.register_forward_hook(Hook(_after, recorder, name), always_call=True, with_kwargs=True),
-            ]
+            recorder.learnt, recorder.estranged = self._keep, self._look_at
+            known = familiar.known(recorder.root)
+            if known:
+                recorder.know(known)
+                matters = familiar.around(familiar.all_of(known))
+        self._look_at(matters)
         return recorder.seen
+
+    def _look_at(self, names: set[str] | None = None) -> None:
+        """Look at these modules too, or at all."""
+        recorder = self.recorder
+        for name, module in recorder.root.named_modules():
+            if isinstance(module, torch.jit.ScriptModule) or name in self.handles:
+                continue
+            if names is None or name in names:
+                self.handles[name] = [
+                    module.register_forward_pre_hook(Hook(_before, recorder, name), prepend=True, with_kwargs=True),
+                    module.register_forward_hook(Hook(_after, recorder, name), always_call=True, with_kwargs=True),
+                ]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -179,7 +185,10 @@ def _before(recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, .
     outermost = recorder.enter(name, module, args, kwargs)
     # where it is known who attends, all that others compute is let be
     if recorder.calling(name) if recorder.callers is not None else outermost:
-        mode.start(recorder, (args, kwargs))
+        if recorder.callers is not None and recorder.asks(name):
+            mode.stand_by(recorder)
+        else:
+            mode.start(recorder, (args, kwargs))
 
 
 def _after(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import threading
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import FrameType
 from typing import Any
@@ -19,7 +20,8 @@ from clearhead.watching import familiar
 from clearhead.watching.attending import attends, silence
 from clearhead.watching.call import CROSS, Call, layer_of
 from clearhead.watching.given import Given
-from clearhead.watching.leaving import Arriving, Leaving, ask, on_its_way
+from clearhead.watching.holding import Holding
+from clearhead.watching.leaving import Arriving, ask
 from clearhead.watching.names import Tokens
 from clearhead.watching.seen import Seen
 from clearhead.watching.wants import Wanted
@@ -62,13 +64,15 @@ class Recorder:
         every: int = 1,
     ) -> None:
         self.root, self.wanted, self.layers, self.heads = root, wanted, layers, heads
-        self.tokens, self.on_device, self.every = tokens, on_device, every
-        self.leaving = Leaving()
-        self.seen = Seen(Arriving(self.leaving))
+        self.tokens, self.every = tokens, every
+        self.holding = Holding(on_device=on_device)
+        self.seen = Seen(Arriving(self.holding.leaving))
         self.turns = 0
-        self.callers: frozenset[str] | None = None  # who makes calls, where all of them are known
+        self.known: familiar.Known = {}  # who makes calls, by the module whose run was seen; nobody in a stranger
+        self.callers: frozenset[str] | None = None  # all of those
         self.follows = True  # steps are followed, since there may be attention in them
         self.learnt: Callable[[set[str]], None] | None = None  # told of the modules that matter
+        self.estranged: Callable[[], None] | None = None  # told that all do
         self.careful = False  # numbers were met that are not finite
         self.here = Thread()
         self.lock = threading.Lock()
@@ -77,10 +81,10 @@ class Recorder:
         self.inside = 0
         self.whole = 0
         self.closed = False
-        self.last_masks: dict[str, tuple[Any, Any, Any]] = {}
         self.at_last: Callable[[], None] | None = None
         self.order: dict[str, int] = {}  # modules without a number in their name, in the order of their first call
         self.made_calls: set[str] = set()
+        self.by_themselves: set[str] = set()  # those of them that did not ask transformers' registry for it
         self.silent: dict[str, str] = {}
         self.in_steps: dict[str, str] = {}
         self.refused: dict[str, str] = {}
@@ -122,6 +126,9 @@ class Recorder:
                     self.begun += 1
                     self.whole += 1
                 self.tokens.begin(here.step, args, kwargs, whole=here.whole)
+            if self.callers is not None and not self._knows(name) and self.estranged is not None:
+                self.callers, self.follows = None, True
+                self.estranged()
         here.frames.append(Frame(name, module, here.made, here.mixed))
         return outermost
 
@@ -133,10 +140,8 @@ class Recorder:
             if frame.name == name:
                 self._notesilence(frame)
                 if not frames:
-                    whole = self.here.whole
                     self._one_less()
-                    if whole:
-                        self._learn()
+                    self._learn(name)
                 return not frames
         return False
 
@@ -172,19 +177,27 @@ class Recorder:
         if last is not None:
             last()
 
-    def _learn(self) -> None:
-        """A whole run has ended: where all attention was seen, the next ones are looked at with less effort."""
+    def _learn(self, name: str) -> None:
+        """A run has ended: where all attention was seen, the next ones are looked at with less effort."""
         if self.callers is not None or self.edit is not None or not self.made_calls or self.inside:
             return
         if not (self.in_steps or self.silent or self.refused):
-            familiar.remember(self.root, self.made_calls)
-            self.know(frozenset(self.made_calls))
+            callers = {who: who not in self.by_themselves for who in self.made_calls}
+            self.know(familiar.remember(self.root, name, callers))
 
-    def know(self, callers: frozenset[str]) -> None:
-        """All of the model's attention is computed by these modules."""
+    def know(self, known: familiar.Known) -> None:
+        """All attention of some modules is computed by these parts of them."""
         if self.learnt is not None:
-            self.callers, self.follows = callers, False
-            self.learnt(familiar.around(callers))
+            self.known, self.callers, self.follows = known, familiar.all_of(known), False
+            self.learnt(familiar.around(self.callers))
+
+    def _knows(self, name: str) -> bool:
+        """Was a run seen that has all that a run of this module has?"""
+        return any(name == entered or _inside(name, entered) for entered in self.known)
+
+    def asks(self, name: str) -> bool:
+        """Does a module that makes calls make all of them by what transformers' registry hands it?"""
+        return all(callers[name] for callers in self.known.values() if name in callers)
 
     def _notesilence(self, frame: Frame) -> None:
         if not self.follows and self.callers is not None:
@@ -218,10 +231,12 @@ class Recorder:
         layer = frames[-2].module if len(frames) > 1 else None
         return isinstance(layer, nn.TransformerDecoderLayer) and frames[-1].module is layer.multihead_attn
 
-    def count(self) -> None:
-        """A call was made, whether it is wanted or not."""
+    def count(self, *, handed: bool = False) -> None:
+        """A call was made, whether it is wanted or not; `handed` by a function that transformers' registry gave."""
         self.here.made += 1
         self.made_calls.add(self.running)
+        if not handed:
+            self.by_themselves.add(self.running)
 
     def step(self, found: str) -> None:
         """A step was made that "mixes" positions, as attention does and other things do, or with which it "attends"."""
@@ -254,67 +269,44 @@ class Recorder:
         """Hold on to what was observed of the call that is being made."""
         frame = self.here.frames[-1]
         number = self.number(frame.name)
-        kept = self._kept(given) if self.wanted.keep else None
-        if not self.wanted.output:
-            observed = observed.each(lambda a: a)  # a value of its own
-            object.__setattr__(observed, "output", observed.output[..., :0].clone())
-        if not self.on_device and not observed.lse.is_cpu:
-            observed, distance = on_its_way(self.leaving, observed, distance)
+        kept = self.holding.kept(given) if self.wanted.keep else None
+        observed = self.holding.observed(observed, output=self.wanted.output)
         step = self.here.step
         batch = math.prod(observed.lse.shape[:-2])
         named = self.tokens.of(frame.name, step, batch, given.queries, given.keys, crossing=self.crosses)
         with self.lock:
-            self.seen.calls.append(
-                Call(
-                    name=frame.name,
-                    kind=type(frame.module).__name__,
-                    index=len(self.seen.calls),
-                    step=step,
-                    layer=number,
-                    keys=given.keys,
-                    observed=observed,
-                    heads=self.heads,
-                    distance=distance,
-                    kept=kept,
-                    queries_named=named[0],
-                    keys_named=named[1],
-                    counted=self.wanted.counted(given.queries),
-                )
+            call = Call(
+                name=frame.name,
+                kind=type(frame.module).__name__,
+                index=len(self.seen.calls),
+                step=step,
+                layer=number,
+                keys=given.keys,
+                observed=observed,
+                heads=self.heads,
+                distance=distance,
+                kept=kept,
+                queries_named=named[0],
+                keys_named=named[1],
+                counted=self.wanted.counted(given.queries),
             )
+            self.seen.calls.append(call)
+        self.holding.rest(call)
 
     def doubt(self, given: Given) -> None:
         """Whether numbers on a GPU are finite is told when what was observed is read: nobody waits for it before.
 
         Where they are not, PyTorch's result and ours may differ. It is then said of this call, and later ones wait.
         """
-        name = self.running
+        name, missed, me = self.running, self.seen.missed, weakref.ref(self)  # what leaves would keep itself alive
 
         def odd() -> None:
-            self.careful = True
-            why = "its numbers are not finite, and the model went on with clearhead's result of them"
-            self.seen.missed.setdefault(name, why)
+            recorder = me()
+            if recorder is not None:
+                recorder.careful = True
+            missed.setdefault(name, "its numbers are not finite, and the model went on with clearhead's result of them")
 
-        ask(self.leaving, given, odd)
-
-    def _kept(self, given: Given) -> Given:
-        """A copy of a call; layers that share a mask, boolean or float, share its copy."""
-        mine = given.copied()
-        if not self.on_device:
-            names = list(vars(mine))
-            mine = Given(**dict(zip(names, self.leaving.off([getattr(mine, name) for name in names]), strict=True)))
-        mask, bias = self._shared("mask", given.mask, mine.mask), self._shared("bias", given.bias, mine.bias)
-        return replace(mine, mask=mask, bias=bias)
-
-    def _shared(self, name: str, theirs: Tensor | None, copy: Tensor | None) -> Tensor | None:
-        who = _identity(theirs)
-        if who is None:
-            return copy
-        with self.lock:
-            last = self.last_masks.get(name)
-            if last is not None and last[0] == who:
-                return last[2]
-            self.last_masks[name] = (who, theirs, copy)  # held on to, so that no other mask comes to lie there
-        return copy
+        ask(self.holding.leaving, given, odd)
 
     def refuse(self, why: str) -> None:
         """The call that is being made cannot be observed."""
@@ -322,7 +314,8 @@ class Recorder:
 
     def settle(self) -> None:
         """Say what was missed, now that everything has run."""
-        self.last_masks = {}
+        self.holding.settle()
+        self.learnt = self.estranged = None  # who closes it is not held by it
         missed = {**self.in_steps, **self.refused}
         made_calls = set(self.made_calls)
         for name, why in self.silent.items():
@@ -366,7 +359,7 @@ class Recorder:
 
 def _running(frame: FrameType | None) -> bool:
     """Is Python still inside this frame, on this thread? A run that was interrupted has left it."""
-    here: FrameType | None = sys._getframe()
+    here: FrameType | None = sys._getframe(1)  # not its own: a frame that knows itself keeps all that it saw alive
     while here is not None and frame is not None:
         if here is frame:
             return True
@@ -377,10 +370,3 @@ def _running(frame: FrameType | None) -> bool:
 def _inside(name: str, other: str) -> bool:
     """Is a module a part of another, by their names?"""
     return name != other and (not other or name.startswith(f"{other}."))
-
-
-def _identity(mask: Tensor | None) -> tuple[Any, ...] | None:
-    """Where a mask lies and how often it was written to; None where PyTorch does not count that."""
-    if mask is None or mask.is_inference():
-        return None
-    return mask.data_ptr(), mask.shape, mask.stride(), mask._version

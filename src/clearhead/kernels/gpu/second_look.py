@@ -74,7 +74,7 @@ def look_again(
         found |= received_and_map(call, None, call.grid.queries, bare, emphasised)
         received = None
     if (received is not None and "received" not in found) or (want.map is not None and "map" not in found):
-        found |= received_and_map(call, want.map, received, shift, inverse)
+        found |= received_and_map(call, want.map, None if "received" in found else received, shift, inverse)
     if want.received_max is not None or want.removal is not None:
         found |= more(call, want, shift, inverse, output)
     if want.top is not None and "top" not in found:

@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from clearhead.kernels.hopper.jobs import head_and_row
 from clearhead.kernels.hopper.pipeline import async_load, async_store, new_query_pipeline, share
 
 LOG2E = gl.constexpr(math.log2(math.e))
@@ -327,11 +328,7 @@ def by_keys(q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows, shifts, dqs, ta
     words = bits
     if FORM.value.tiles:
         entry = table + 8 * (gl.program_id(0) // side)
-        rest = gl.program_id(0) % side
-        batch = gl.load(entry + 1)
-        key_head = gl.load(entry + 2)
-        batch = gl.where(batch >= 0, batch, gl.where(key_head >= 0, rest, rest // key_heads))
-        key_head = gl.where(key_head >= 0, key_head, rest % key_heads)
+        key_head, batch = head_and_row(entry, gl.program_id(0) % side, key_heads)
         first = gl.load(entry)
         begin = gl.load(entry + 3)
         several = gl.load(entry + 4)

@@ -50,10 +50,7 @@ def block_of(job, extent, bounds, FORM: gl.constexpr, CONFIG: gl.constexpr):
     if FORM.value.tiles:  # here `several` is how many heads an entry of the table serves, and base is a place in lists
         entry = table + 8 * (job // several)
         rest = job % several
-        batch = gl.load(entry + 1)
-        head = gl.load(entry + 2)
-        batch = gl.where(batch >= 0, batch, gl.where(head >= 0, rest, rest // heads))
-        head = gl.where(head >= 0, head, rest % heads)
+        head, batch = head_and_row(entry, rest, heads)
         first = gl.load(entry)
         base = gl.load(entry + 3)
         end = gl.load(entry + 5)
@@ -90,6 +87,15 @@ def block_of(job, extent, bounds, FORM: gl.constexpr, CONFIG: gl.constexpr):
         low = gl.minimum(low, end - 1)
         high = gl.maximum(gl.minimum((whole - base) // N, end - 1), low)
     return first, head, batch, (base, low, high, end, bit)
+
+
+@gluon.jit
+def head_and_row(entry, rest, heads):
+    """The head and the batch row of one of those that an entry of a table serves (`tile_runs.py`)."""
+    batch = gl.load(entry + 1)
+    head = gl.load(entry + 2)
+    batch = gl.where(batch >= 0, batch, gl.where(head >= 0, rest, rest // heads))
+    return gl.where(head >= 0, head, rest % heads), batch
 
 
 @gluon.jit

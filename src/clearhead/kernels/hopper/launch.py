@@ -54,9 +54,8 @@ def forward_and_look(call: Call) -> Looked:
     """Attention, by the kernel for it; then rows that are not finite, and what is wanted of the weights."""
     problem, want = call.problem, call.problem.want
     seen = call.once("seen", lambda: seen_by(call))
-    plain = (
-        seen.ranges is None and seen.runs is None and problem.bias is None
-    )  # which the second look of these kernels takes
+    # which the second look of these kernels takes
+    plain = problem.bias is None and (seen.ranges is None or call.form.program is not None)
     done = attended(call, seen, few_top(want) if plain else 0)
     lse, largest, entropy = finished(call, done.peak, done.total, done.weighted)
     rows = (done.output, lse, done.peak, done.total, largest, entropy, done.unrounded)
@@ -132,11 +131,13 @@ def looked(call: Call, want: Want, seen: Seen, done: forward.Done) -> dict[str, 
         return {}
     top = few_top(want)
     received = want.received if isinstance(want.received, int) else None  # with weights, by the shared one
-    if received is None and want.map is None and not top:
+    listed = seen.ranges is not None or seen.runs is not None
+    pooled = None if listed else want.map  # tiles of a list are of one bin
+    if received is None and pooled is None and not top:
         return {}
     found = second_look.look(
         call.q, call.k, done, call.problem.scale, seen.causal_offset, seen.window, call.problem.softcap,
-        received=received, map=want.map, top=top, launch=call.launch,
+        received=received, map=pooled, top=top, masked=looked_at(call) if listed else None, launch=call.launch,
     )  # fmt: skip
     named: dict[str, Any] = {}
     if found.received is not None:
@@ -145,6 +146,19 @@ def looked(call: Call, want: Want, seen: Seen, done: forward.Done) -> dict[str, 
         if several is not None:
             named[name] = type(several)(*(batched(call, a) for a in several))
     return named
+
+
+def looked_at(call: Call) -> second_look.Masked:
+    """The mask as the second look goes by it."""
+    head_dim = call.q.shape[-1]
+    name = ("looked at", head_dim)
+    if name not in call.mask.lists:
+        config = second_look.by_lists(head_dim)
+        call.mask.lists[name] = tile_runs.backward_runs(
+            call.mask, call.problem.mask, call.grid, config.rows * config.consumers, config.columns, call.rows
+        )
+    assert call.mask.program is not None
+    return second_look.Masked(call.mask.lists[name], call.mask.program, call.mask.arrays)
 
 
 def turned_runs(call: Call) -> tuple[tile_runs.TileRuns, torch.Tensor | None]:

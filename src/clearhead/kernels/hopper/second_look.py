@@ -16,10 +16,12 @@ from clearhead.kernels.gpu.bypass import descriptor_of
 from clearhead.kernels.gpu.launcher import Launcher
 from clearhead.kernels.gpu.observe_kernel import pool
 from clearhead.kernels.gpu.tuning import pooling
+from clearhead.kernels.hopper.bins_kernel import lay_out
 from clearhead.kernels.hopper.forward import Done, described
 from clearhead.kernels.hopper.schedule import side_by_side
+from clearhead.kernels.hopper.tile_runs import TileRuns
 from clearhead.kernels.hopper.top_kernel import HELD, choose, search
-from clearhead.kernels.hopper.weights_kernel import by_key, lay_out
+from clearhead.kernels.hopper.weights_kernel import by_key
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,16 @@ class LookForm:
     pooled: bool  # the keys of a warp are in one cell of the map
     top: bool
     even: bool  # all bins have the same number of queries
+    tiles: bool = False  # a mask of any kind, by lists of tiles
     careful: bool = False
+
+
+class Masked(NamedTuple):
+    """A mask of any kind: for each block of keys the tiles of queries; and as the program that says who sees whom."""
+
+    runs: TileRuns
+    program: tuple[tuple[int, ...], ...]
+    arrays: tuple[Any, ...]
 
 
 class Observations(NamedTuple):
@@ -69,19 +80,20 @@ def look(
     received: int | None = None,
     map: tuple[int, int] | None = None,
     top: int = 0,
+    masked: Masked | None = None,
     launch: Launcher | None = None,
 ) -> Observations:
     """What each key received of the last `received` queries, the weights pooled, the `top` largest of each query.
 
     q (B, H, T, D), k (B, Hk, S, D) and the rest as `forward` took them; `done` is what it gave, with the same
-    `top`. Calls with one `launch` are of one kind. Everything comes from one product of all queries with all keys, or
-    two where `received` counts but some.
+    `top`. Under a mask of any kind there is no map. Calls with one `launch` are of one kind. Everything comes from one
+    product of all queries with all keys, or two where `received` counts but some.
     """
     batch, heads, queries, head_dim = q.shape
     if received is not None and received < queries and (map or top):
         options = (q, k, done, scale, causal_offset, window, softcap)
-        alone = look(*options, received=received, launch=launch)
-        return look(*options, map=map, top=top, launch=launch)._replace(received=alone.received)
+        alone = look(*options, received=received, masked=masked, launch=launch)
+        return look(*options, map=map, top=top, masked=masked, launch=launch)._replace(received=alone.received)
     keys = k.shape[2]
     launch = launch or Launcher()
     new = partial(launch.room, dtype=torch.float32, device=q.device)
@@ -93,7 +105,7 @@ def look(
         best = Top(none, new(none.shape).zero_()) if top else None
         return Observations(None if got is None else got.zero_(), flat, best)
     largest = -(-queries // count)  # bin
-    config = preferred(head_dim, largest, bool(top))
+    config = preferred(head_dim, largest, bool(top)) if masked is None else by_lists(head_dim)
     each = -(-largest // config.columns)
     pooled = bool(map) and keys % (cells * 16) == 0
     units = keys // 16 if pooled else keys
@@ -111,7 +123,7 @@ def look(
     factor = (scale if softcap is None else 1.0) * math.log2(math.e)
     plain, careful = looks(
         head_dim, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map),
-        pooled, bool(top), queries % count == 0,
+        pooled, bool(top), queries % count == 0, masked is not None,
     )  # fmt: skip
     name = (received, map, top)
     launch(
@@ -122,13 +134,14 @@ def look(
     )  # fmt: skip
     rows = (described(q, queries, config.columns), described(k, keys, config.rows), numbers(shifts, config.columns))
     blocks = -(-keys // (config.rows * config.consumers))
-    side = 1
+    side = 1 if masked is None else masked.runs.each
+    lists = (large, large, large) if masked is None else (masked.runs.table, masked.runs.tiles, masked.runs.bits)
     if causal_offset is not None and window is None:
         side = side_by_side(blocks, batch * heads, q.device)
     for form in (plain, careful):
         launch(
             ("by key", name, form.careful), by_key, (blocks * batch * heads,),
-            *rows, sums if got is None else got, sums, tops, counts, found, large,
+            *rows, sums if got is None else got, sums, tops, counts, found, large, *lists,
             queries, keys, heads, batch * heads, side, heads // k.shape[1], upper, lower, count, each, queries // count,
             scale, softcap or 1.0, factor, form, config, num_warps=config.rows // 16,
         )  # fmt: skip
@@ -143,8 +156,8 @@ def look(
         )  # fmt: skip
     best = None
     if top:
-        lists = (batch, heads, queries, top)
-        best = Top(launch.room(lists, torch.int64, q.device), new(lists))
+        shape = (batch, heads, queries, top)
+        best = Top(launch.room(shape, torch.int64, q.device), new(shape))
         launch(
             ("choose", name), choose, (-(-batch * heads * queries // 128),),
             counts, found, done.peak, done.total, best.weights, best.indices, batch * heads * queries,
@@ -155,9 +168,11 @@ def look(
         launch(
             ("search", name), search, (-(-queries // 64), heads, batch),
             q, k, counts, done.peak, done.total, best.weights, best.indices, *q.stride()[:3], *k.stride()[:3],
-            queries, keys, heads // k.shape[1], upper, lower, scale, softcap or 1.0, factor,
+            queries, keys, heads // k.shape[1], upper, lower, () if masked is None else masked.arrays,
+            scale, softcap or 1.0, factor,
             TOP=top, K=max(2, 1 << (top - 1).bit_length()), HEAD_DIM=head_dim, UPPER=plain.upper, LOWER=plain.lower,
-            SOFTCAP=plain.softcap, HELD=HELD, BM=64, BN=64, num_warps=4, num_stages=1,
+            PROGRAM=None if masked is None else masked.program, SOFTCAP=plain.softcap, HELD=HELD, BM=64, BN=64,
+            num_warps=4, num_stages=1,
         )  # fmt: skip
     return Observations(got, flat, best)
 
@@ -178,6 +193,12 @@ def preferred(head_dim: int, bin: int, top: bool) -> LookConfig:
     if head_dim == 256:
         return LookConfig(64, 3, 2, 64, 240)
     return LookConfig(64 if bin <= 64 else 128, 4 if top else 3, offered=16 if bin <= 64 else 32)
+
+
+@cache
+def by_lists(head_dim: int) -> LookConfig:
+    """The config under a mask of any kind: blocks and tiles of a power of two, as masks are looked at."""
+    return LookConfig(64 if head_dim == 256 else 128, 3 if head_dim == 256 else 4, 2, 64, 240, offered=32)
 
 
 def numbers(array: torch.Tensor, columns: int) -> Any:

@@ -55,7 +55,9 @@ def soften(scores, tile, rows, scales, sees, MASKED: gl.constexpr, FORM: gl.cons
         scores = capped(scores, scale, softcap)
     if FORM.value.tiles:
         if MASKED:
-            scores = masked_by_bits(scores, tile, sees, CONFIG)
+            words, end, _ = sees
+            EACH: gl.constexpr = CONFIG.value.rows * CONFIG.value.consumers * 4
+            scores = masked_by_bits(scores, words + (end - 1 - tile) * EACH)
     elif MASKED or FORM.value.alibi:
         scores = biased_and_masked(scores, tile * CONFIG.value.columns, slope, sees, MASKED, FORM)
     if FORM.value.top:
@@ -110,15 +112,13 @@ def biased_and_masked(scores, first, slope, sees, MASKED: gl.constexpr, FORM: gl
 
 
 @gluon.jit
-def masked_by_bits(scores, tile, sees, CONFIG: gl.constexpr):
+def masked_by_bits(scores, words):
     """−inf for the pairs of a mixed tile that are not allowed, by bits that lie as scores do (`tile_bits`)."""
-    words, end, _ = sees
     flat: gl.constexpr = scores.type.layout
     rows: gl.constexpr = scores.shape[0]
     columns: gl.constexpr = scores.shape[1]
     split = gl.reshape(scores, [rows, columns // 8, 4, 2])
     layout: gl.constexpr = split.type.layout
-    words += (end - 1 - tile) * (CONFIG.value.rows * CONFIG.value.consumers * 4)
     row = gl.arange(0, rows, gl.SliceLayout(1, gl.SliceLayout(1, gl.SliceLayout(3, layout))))
     quad = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, layout))))
     found = gl.load(words + row[:, None] * 4 + quad[None, :])[:, None, :][:, :, :, None]

@@ -13,6 +13,9 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from clearhead.kernels.gpu.device import allowed_by_program
+from clearhead.kernels.gpu.tile_lists_kernel import Only
+
 HELD = 32  # candidates that a list holds
 LISTED = gl.constexpr(HELD)
 NO_KEY = gl.constexpr(2147483647)
@@ -144,16 +147,16 @@ def choose(counts, found, peaks, totals, weights, indices, rows, scale, factor, 
         exponent = gl.where(key == chosen[:, None], float("-inf"), exponent)
 
 
-@triton.jit(do_not_specialize=["T", "S", "group", "upper", "lower"])
+@triton.jit(do_not_specialize=["T", "S", "group", "upper", "lower", "mask"])
 def search(
     q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row, T, S, group,
-    upper, lower, scale, softcap, factor,
+    upper, lower, mask, scale, softcap, factor,
     TOP: tl.constexpr, K: tl.constexpr, HEAD_DIM: tl.constexpr, UPPER: tl.constexpr, LOWER: tl.constexpr,
-    SOFTCAP: tl.constexpr, HELD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PROGRAM: tl.constexpr, SOFTCAP: tl.constexpr, HELD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The largest weights of the queries of a block that had more candidates than a list holds; mostly there are none.
 
-    K is TOP or the next power of two.
+    K is TOP or the next power of two. PROGRAM is a mask of any kind, with `mask` as its arrays, or None.
     """
     head, batch = tl.program_id(1), tl.program_id(2)
     number = batch * tl.num_programs(1) + head
@@ -182,6 +185,9 @@ def search(
                 seen = seen & (columns[None, :] <= rows[:, None] + upper)
             if LOWER:
                 seen = seen & (columns[None, :] >= rows[:, None] + lower)
+            if PROGRAM is not None:
+                form: tl.constexpr = Only(PROGRAM)
+                seen = seen & allowed_by_program(mask, rows[:, None], columns[None, :], head, batch, T, S, form)
             scores = tl.where(seen, scores, float("-inf"))
             worst = tl.min(best, 1)
             peak = tl.max(scores, 1)

@@ -12,6 +12,9 @@ One warp, the producer, copies tiles of queries and their shifts into a pipeline
 an edge of the map: each bin of queries has `each` tiles of its own, and what a tile has beyond its bin has the shift
 +inf, which makes the weight 0; so do queries that see nothing.
 
+Under a mask of any kind (`tile_runs.py`) a block of keys has a list of the tiles of queries that see some of it, the
+mixed ones first, of which bits say who sees whom; then there is one bin.
+
 CONFIG and FORM are the values of `second_look.py` that say how the work is cut up and what is wanted.
 """
 
@@ -29,22 +32,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from clearhead.kernels.hopper.bins_kernel import Bins, first_of_bin, first_of_tile, tiles_seen
+from clearhead.kernels.hopper.jobs import head_and_row
 from clearhead.kernels.hopper.pipeline import async_load, share
-from clearhead.kernels.hopper.softmax import capped
-from clearhead.kernels.hopper.top_kernel import denominator, offer
+from clearhead.kernels.hopper.softmax import capped, masked_by_bits
+from clearhead.kernels.hopper.top_kernel import offer
 
 LOG2E = gl.constexpr(math.log2(math.e))
 PRODUCER_REGISTERS = gl.constexpr(24)
-
-
-class Bins(NamedTuple):
-    """Bins of queries, the rows of a map: how many of both, tiles of each bin, its queries if all have as many."""
-
-    queries: Any
-    count: Any
-    each: Any
-    size: Any
-    even: Any
+UNMASKED, BY_PLACE, BY_BITS = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)  # how a tile is masked
 
 
 class LookPipeline(NamedTuple):
@@ -67,59 +63,9 @@ class LookOutputs(NamedTuple):
 
 
 @gluon.jit
-def tile_of_row(row, bins, N: gl.constexpr):
-    """The tile that holds a query."""
-    queries, count, each, _, _ = bins
-    bin = (row.to(gl.int64) * count // queries).to(gl.int32)
-    return bin * each + (row - first_of_bin(bin, bins)) // N
-
-
-@gluon.jit
-def first_of_bin(bin, bins):
-    """The first query of a bin."""
-    queries, count, _, size, even = bins
-    first = bin * size
-    if not even:
-        first = ((bin.to(gl.int64) * queries + count - 1) // count).to(gl.int32)
-    return first
-
-
-@gluon.jit
-def first_of_tile(tile, bins, N: gl.constexpr):
-    """The first query of a tile."""
-    bin = tile // bins.each
-    return first_of_bin(bin, bins) + (tile - bin * bins.each) * N
-
-
-@gluon.jit
-def tiles_seen(first, rows: gl.constexpr, bins, upper, lower, FORM: gl.constexpr, N: gl.constexpr):
-    """The tiles [begin, end) hold the queries that see some key of a block; those in [low, high) see all of it."""
-    queries, count, each, _, _ = bins
-    begin = 0
-    end = count * each
-    low = 0
-    high = end
-    if FORM.value.upper:
-        seen = gl.maximum(first - upper, 0)
-        whole = gl.maximum(first + rows - 1 - upper, 0)
-        begin = gl.where(seen < queries, tile_of_row(gl.minimum(seen, queries - 1), bins, N), end)
-        low = tile_of_row(gl.minimum(whole, queries - 1), bins, N)
-        low = gl.where(first_of_tile(low, bins, N) < whole, low + 1, low)
-    if FORM.value.lower:
-        last = gl.minimum(first + rows - 1 - lower, queries - 1)
-        whole = gl.minimum(first - lower - N + 1, queries - 1)
-        end = gl.where(last >= 0, tile_of_row(gl.maximum(last, 0), bins, N) + 1, 0)
-        high = gl.where(whole >= 0, tile_of_row(gl.maximum(whole, 0), bins, N) + 1, 0)
-    end = gl.maximum(begin, end)
-    low = gl.minimum(gl.maximum(low, begin), end)
-    high = gl.maximum(gl.minimum(high, end), low)
-    return begin, low, high, end
-
-
-@gluon.jit
 def produce(load, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """Copy all tiles of queries and what belongs to them, each as soon as its slot is free."""
-    q_rows, shifts, place, tiles, bins, pipeline = load
+    q_rows, shifts, place, tiles, bins, numbers, pipeline = load
     batch, head, number = place
     begin, _, _, end = tiles
     N: gl.constexpr = CONFIG.value.columns
@@ -130,8 +76,11 @@ def produce(load, FORM: gl.constexpr, CONFIG: gl.constexpr):
         mbarrier.wait(pipeline.empty.index(slot), (round & 1) ^ 1)
         full = pipeline.full.index(slot)
         mbarrier.expect(full, q_rows.block_type.nbytes + PARTS * shifts.block_type.nbytes)
-        async_load(q_rows, [batch, head, first_of_tile(tile, bins, N), 0], full, pipeline.queries.index(slot))
-        entry = (number * bins.count * bins.each + tile) * 3
+        listed = tile
+        if FORM.value.tiles:
+            listed = gl.load(numbers + tile)
+        async_load(q_rows, [batch, head, first_of_tile(listed, bins, N), 0], full, pipeline.queries.index(slot))
+        entry = (number * bins.count * bins.each + listed) * 3
         for part in gl.static_range(PARTS):
             async_load(shifts, [(entry + part) * N], full, pipeline.numbers.index(slot * PARTS + part))
 
@@ -158,13 +107,15 @@ def in_thread(x):
 
 @gluon.jit
 def exponents(scores, shift, first, sees, scales, MASKED: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
-    """log2 of the weights of a tile."""
+    """log2 of the weights of a tile. `sees`: the first and the last query that see a key, or bits of a mixed tile."""
     scale, softcap, factor = scales
     start, stop = sees
     if FORM.value.softcap:
         scores = capped(scores, scale, softcap)
     exponent = scores * factor - shift[None, :]
-    if MASKED:
+    if MASKED == BY_BITS:
+        exponent = masked_by_bits(exponent, start)
+    elif MASKED:
         column = gl.arange(0, CONFIG.value.columns, gl.SliceLayout(0, scores.type.layout))[None, :]
         seen = (column >= (start - first)[:, None]) & (shift != float("inf"))[None, :]  # a hidden key may hold NaN
         if FORM.value.lower:
@@ -212,27 +163,39 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
     N: gl.constexpr = CONFIG.value.columns
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N, 16])
     begin, low, high, end = tiles
-    keys, upper, lower = bounds
+    keys, upper, lower, _, words = bounds
     key = first + INDEX * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     start = gl.full([ROWS], -(2**30), gl.int32, gl.SliceLayout(1, LAYOUT))
     if FORM.value.upper:
         start = key - upper
     sees = (gl.where(key < keys, start, 2**30), key - lower)  # nobody sees what is not a key
     if FORM.value.top and first + ROWS * CONFIG.value.consumers > keys:
-        low = end
-        high = end
+        high = low
+        if not FORM.value.tiles:
+            low = end
+            high = end
     nothing = gl.sum(in_thread(gl.full([ROWS, N], 0.0, gl.float32, LAYOUT)), 1)
     bin = begin // bins.each
-    state = (nothing, nothing, nothing + float("-inf"), bin, (bin + 1) * bins.each - begin)
+    left = (bin + 1) * bins.each - begin
+    if FORM.value.tiles:
+        bin = begin - begin
+        left = bin + 2**30  # its one bin does not end before the list does
+    state = (nothing, nothing, nothing + float("-inf"), bin, left)
     k = k_block.index(INDEX).reshape([ROWS, FORM.value.head_dim])
     mbarrier.wait(k_full, 0)
-    for tile in range(begin, low):
-        state = advance(tile, state, work, k, key, sees, True, FORM, CONFIG)
+    if FORM.value.tiles:
+        EACH: gl.constexpr = ROWS * CONFIG.value.consumers * 4
+        for tile in range(begin, low):
+            bits = words + (tile - begin) * EACH + INDEX * ROWS * 4
+            state = advance(tile, state, work, k, key, (bits, bits), BY_BITS, FORM, CONFIG)
+    else:
+        for tile in range(begin, low):
+            state = advance(tile, state, work, k, key, sees, BY_PLACE, FORM, CONFIG)
     for tile in range(low, high):
-        state = advance(tile, state, work, k, key, sees, False, FORM, CONFIG)
-    if FORM.value.lower:
+        state = advance(tile, state, work, k, key, sees, UNMASKED, FORM, CONFIG)
+    if FORM.value.lower or (FORM.value.tiles and FORM.value.top):
         for tile in range(high, end):
-            state = advance(tile, state, work, k, key, sees, True, FORM, CONFIG)
+            state = advance(tile, state, work, k, key, sees, BY_PLACE, FORM, CONFIG)
     if FORM.value.map and begin < end and state[4] < bins.each:
         state = end_bin(state, outputs, key, keys, number, bins, FORM, CONFIG)
     if FORM.value.received:
@@ -254,7 +217,10 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     shift = pipeline.numbers.index(slot * PARTS).load(gl.SliceLayout(0, layout))
     scores = warpgroup_mma_wait(0, deps=(scores,))
     received, sums, tops, bin, left = state
-    first = first_of_bin(bin, bins) + (bins.each - left) * CONFIG.value.columns
+    if FORM.value.tiles:
+        first = gl.load(bounds[3] + tile) * CONFIG.value.columns
+    else:
+        first = first_of_bin(bin, bins) + (bins.each - left) * CONFIG.value.columns
     exponent = exponents(scores, shift, first, sees, scales, MASKED, FORM, CONFIG)
     if FORM.value.top:
         levels = pipeline.numbers.index(slot * PARTS + 1)
@@ -276,12 +242,14 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
 
 @gluon.jit(
     do_not_specialize=["queries", "keys", "heads", "total", "side", "group", "upper", "lower", "count", "each", "size"],
-    do_not_specialize_on_alignment=["received", "sums", "tops", "counts", "found", "large"],
+    do_not_specialize_on_alignment=["received", "sums", "tops", "counts", "found", "large", "table", "numbers", "bits"],
 )
-def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, queries, keys, heads, total, side,
-           group, upper, lower, count, each, size, scale, softcap, factor,
+def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, table, numbers, bits, queries, keys,
+           heads, total, side, group, upper, lower, count, each, size, scale, softcap, factor,
            FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """What a block of keys of one head received: of all queries, and of each of `count` bins of them.
+
+    With a list of tiles for each block (`tile_runs.py`), `side` is how many heads an entry of the table serves.
 
     The careful form, which also multiplies by what the rounding of a shift takes away, runs where `large` says that
     some shift is large, and the other where it does not.
@@ -294,12 +262,23 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, q
     PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
     N: gl.constexpr = CONFIG.value.columns
     blocks = (keys + ROWS * CONSUMERS - 1) // (ROWS * CONSUMERS)
-    block, number = share(gl.program_id(0), blocks, total, side)
-    first = block * (ROWS * CONSUMERS)  # the first keys of a causal head are seen by most: they go first
-    head = number % heads
-    batch = number // heads
     bins = Bins(queries, count, each, size, FORM.value.even)
-    tiles = tiles_seen(first, ROWS * CONSUMERS, bins, upper, lower, FORM, N)
+    words = bits
+    if FORM.value.tiles:
+        entry = table + 8 * (gl.program_id(0) // side)
+        head, batch = head_and_row(entry, gl.program_id(0) % side, heads)
+        number = batch * heads + head
+        first = gl.load(entry)
+        begin = gl.load(entry + 3)
+        end = begin + gl.load(entry + 5)
+        tiles = (begin, begin + gl.load(entry + 4), end, end)
+        words = bits + gl.load(entry + 6).to(gl.int64) * (ROWS * CONSUMERS * 4)
+    else:
+        block, number = share(gl.program_id(0), blocks, total, side)
+        first = block * (ROWS * CONSUMERS)  # the first keys of a causal head are seen by most: they go first
+        head = number % heads
+        batch = number // heads
+        tiles = tiles_seen(first, ROWS * CONSUMERS, bins, upper, lower, FORM, N)
 
     k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, FORM.value.head_dim], k_rows.layout)
     k_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -319,9 +298,9 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, q
         async_load(k_rows, [batch, head // group, rows, 0], k_full, k_block.index(index))
 
     outputs = LookOutputs(received, sums, tops, counts, found)
-    bounds = (keys, upper, lower)
+    bounds = (keys, upper, lower, numbers, words)
     work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, pipeline)
-    load = (q_rows, shifts, (batch, head, number), tiles, bins, pipeline)
+    load = (q_rows, shifts, (batch, head, number), tiles, bins, numbers, pipeline)
     WARPS: gl.constexpr = ROWS // 16
     REGISTERS: gl.constexpr = CONFIG.value.registers
     if CONSUMERS == 2:
@@ -341,36 +320,3 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, q
              (consume, (work, 3, FORM, CONFIG)), (produce, (load, FORM, CONFIG))],
             [WARPS, WARPS, WARPS, 1], [REGISTERS, REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
-
-
-@gluon.jit(
-    do_not_specialize=["queries", "skipped", "count", "each", "size"],
-    do_not_specialize_on_alignment=["peaks", "totals", "levels", "large"],
-)
-def lay_out(peaks, totals, levels, shifts, large, queries, skipped, count, each, size, scale, factor,
-            N: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
-    """Three rows for one tile of queries: shifts, exponents from which keys may be among the largest, corrections.
-
-    A shift is +inf where there is no query, or one that sees nothing or is skipped.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    bins = Bins(queries, count, each, size, EVEN)
-    tile = gl.program_id(0)
-    number = gl.program_id(1)
-    stop = first_of_bin(tile // each + 1, bins)
-    column = gl.arange(0, N, layout)
-    row = first_of_tile(tile, bins, N) + column
-    place = number.to(gl.int64) * queries + row
-    inside = (row < stop) & (row >= skipped)
-    peak = gl.load(peaks + place, inside, 0.0)
-    total = gl.load(totals + place, inside, 0.0)
-    shift, correction = denominator(peak, total, scale, factor)
-    level = gl.load(levels + place, inside, 0.0) * factor
-    slack = 2**-12 + gl.abs(level) * 2**-18  # keys times queries may round otherwise than queries times keys
-    level = gl.where(total > 0, gl.maximum(level - shift - slack, -3e38), float("inf"))
-    entry = (number * count * each + tile).to(gl.int64) * 3 * N + column
-    gl.store(shifts + entry, shift)
-    gl.store(shifts + entry + N, level)
-    gl.store(shifts + entry + 2 * N, correction)
-    if gl.max(gl.where(total > 0, gl.abs(shift), 0.0), 0) > 32:  # whose rounding is more than that of a weight
-        gl.store(large, 1)

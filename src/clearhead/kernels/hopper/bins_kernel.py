@@ -1,0 +1,103 @@
+"""Bins of queries, the rows of a map: the tiles of each, which of them see a block of keys, numbers laid out by tile."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from clearhead.kernels.hopper.top_kernel import denominator
+
+
+class Bins(NamedTuple):
+    """Bins of queries, the rows of a map: how many of both, tiles of each bin, its queries if all have as many."""
+
+    queries: Any
+    count: Any
+    each: Any
+    size: Any
+    even: Any
+
+
+@gluon.jit
+def tile_of_row(row, bins, N: gl.constexpr):
+    """The tile that holds a query."""
+    queries, count, each, _, _ = bins
+    bin = (row.to(gl.int64) * count // queries).to(gl.int32)
+    return bin * each + (row - first_of_bin(bin, bins)) // N
+
+
+@gluon.jit
+def first_of_bin(bin, bins):
+    """The first query of a bin."""
+    queries, count, _, size, even = bins
+    first = bin * size
+    if not even:
+        first = ((bin.to(gl.int64) * queries + count - 1) // count).to(gl.int32)
+    return first
+
+
+@gluon.jit
+def first_of_tile(tile, bins, N: gl.constexpr):
+    """The first query of a tile."""
+    bin = tile // bins.each
+    return first_of_bin(bin, bins) + (tile - bin * bins.each) * N
+
+
+@gluon.jit
+def tiles_seen(first, rows: gl.constexpr, bins, upper, lower, FORM: gl.constexpr, N: gl.constexpr):
+    """The tiles [begin, end) hold the queries that see some key of a block; those in [low, high) see all of it."""
+    queries, count, each, _, _ = bins
+    begin = 0
+    end = count * each
+    low = 0
+    high = end
+    if FORM.value.upper:
+        seen = gl.maximum(first - upper, 0)
+        whole = gl.maximum(first + rows - 1 - upper, 0)
+        begin = gl.where(seen < queries, tile_of_row(gl.minimum(seen, queries - 1), bins, N), end)
+        low = tile_of_row(gl.minimum(whole, queries - 1), bins, N)
+        low = gl.where(first_of_tile(low, bins, N) < whole, low + 1, low)
+    if FORM.value.lower:
+        last = gl.minimum(first + rows - 1 - lower, queries - 1)
+        whole = gl.minimum(first - lower - N + 1, queries - 1)
+        end = gl.where(last >= 0, tile_of_row(gl.maximum(last, 0), bins, N) + 1, 0)
+        high = gl.where(whole >= 0, tile_of_row(gl.maximum(whole, 0), bins, N) + 1, 0)
+    end = gl.maximum(begin, end)
+    low = gl.minimum(gl.maximum(low, begin), end)
+    high = gl.maximum(gl.minimum(high, end), low)
+    return begin, low, high, end
+
+
+@gluon.jit(
+    do_not_specialize=["queries", "skipped", "count", "each", "size"],
+    do_not_specialize_on_alignment=["peaks", "totals", "levels", "large"],
+)
+def lay_out(peaks, totals, levels, shifts, large, queries, skipped, count, each, size, scale, factor,
+            N: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
+    """Three rows for one tile of queries: shifts, exponents from which keys may be among the largest, corrections.
+
+    A shift is +inf where there is no query, or one that sees nothing or is skipped.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    bins = Bins(queries, count, each, size, EVEN)
+    tile = gl.program_id(0)
+    number = gl.program_id(1)
+    stop = first_of_bin(tile // each + 1, bins)
+    column = gl.arange(0, N, layout)
+    row = first_of_tile(tile, bins, N) + column
+    place = number.to(gl.int64) * queries + row
+    inside = (row < stop) & (row >= skipped)
+    peak = gl.load(peaks + place, inside, 0.0)
+    total = gl.load(totals + place, inside, 0.0)
+    shift, correction = denominator(peak, total, scale, factor)
+    level = gl.load(levels + place, inside, 0.0) * factor
+    slack = 2**-12 + gl.abs(level) * 2**-18  # keys times queries may round otherwise than queries times keys
+    level = gl.where(total > 0, gl.maximum(level - shift - slack, -3e38), float("inf"))
+    entry = (number * count * each + tile).to(gl.int64) * 3 * N + column
+    gl.store(shifts + entry, shift)
+    gl.store(shifts + entry + N, level)
+    gl.store(shifts + entry + 2 * N, correction)
+    if gl.max(gl.where(total > 0, gl.abs(shift), 0.0), 0) > 32:  # whose rounding is more than that of a weight
+        gl.store(large, 1)
