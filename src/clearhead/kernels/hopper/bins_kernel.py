@@ -1,4 +1,4 @@
-"""Bins of queries, the rows of a map: the tiles of each, which of them see a block of keys, numbers laid out by tile."""
+"""Bins of queries, the rows of a map: the tiles of each, those that see a block of keys, numbers laid out by tile."""
 
 from __future__ import annotations
 
