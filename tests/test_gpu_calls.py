@@ -32,6 +32,41 @@ def test_the_same_call_gives_the_same_bits() -> None:
             assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
 
 
+def test_an_observed_call_of_a_kind_that_was_seen_before_is_told_of_its_own_tensors() -> None:
+    """From the third call on what was launched is launched again, with nothing else looked at."""
+    from clearhead.kernels.prepared import OBSERVED
+
+    OBSERVED.clear()
+    kinds: list[dict[str, object]] = [
+        {}, {"top": 3}, {"top": 3, "received": True}, {"received": 1}, {"received": True, "map": (4, 5)},
+        {"received_max": True, "removal": 7},
+    ]  # fmt: skip
+    masks = (None, ch.causal(), ch.window(40, 3) | ch.global_tokens([1]))
+    for queries, heads in ((150, 4), (1, 2)):
+        for mask, asked in product(masks, kinds):
+            held = len(OBSERVED)
+            for _ in range(5):
+                q, k, v = (torch.randn(2, n, 150, 64, device="cuda", dtype=torch.bfloat16) for n in (4, heads, heads))
+                q = q[:, :, :queries]
+                seen = ch.observe(q, k, v, mask=mask, **asked)
+                exact = ch.observe(*(a.float() for a in (q, k, v)), mask=mask, kernel="dense", **asked)
+                torch.testing.assert_close(seen.output.float(), exact.output, atol=0.02, rtol=0.02)
+                for name in ("lse", "entropy", "max_score", "received", "received_max"):
+                    if getattr(exact, name) is not None:
+                        torch.testing.assert_close(getattr(seen, name), getattr(exact, name), atol=2e-3, rtol=2e-3)
+                if exact.top is not None:
+                    torch.testing.assert_close(seen.top.weights, exact.top.weights, atol=1e-3, rtol=2e-3)
+            known = mask is None or mask == ch.causal()  # of tokens that are global there is an array, which may change
+            assert (len(OBSERVED) > held) == known, f"{asked} of {queries} queries under {mask}"
+    needs = q.detach().requires_grad_()
+    assert ch.observe(needs, k, v).output.requires_grad
+    array = torch.rand(queries, 150, device="cuda") < 0.5
+    for _ in range(4):  # an array may be written to
+        array.logical_not_()
+        found, exact = (ch.observe(q, k, v, mask=array, kernel=kernel).lse for kernel in (None, "dense"))
+        torch.testing.assert_close(found, exact, atol=2e-3, rtol=2e-3)
+
+
 def test_gradients_are_added_up_in_no_order_only_where_they_may_be() -> None:
     if "hopper" not in OWN:
         pytest.skip("only Hopper has a kernel that adds up gradients in no order")

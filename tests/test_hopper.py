@@ -147,8 +147,9 @@ def test_a_mask_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(looked) == 1
 
 
-def test_large_peaks_and_products_cancel_in_the_shared_second_look() -> None:
+def test_large_peaks_and_products_cancel_in_the_shared_second_look(interpreting: None) -> None:
     """Hopper's totals are relative to the peak exactly, where the factor and the shift are rounded."""
+    from clearhead.kernels.gpu.launcher import Launcher
     from clearhead.kernels.gpu.second_look import denominators
 
     scale, factor = np.float32(0.125), np.float32(0.125 * np.log2(np.e))
@@ -159,7 +160,7 @@ def test_large_peaks_and_products_cancel_in_the_shared_second_look() -> None:
     given = torch.tensor([peak]), torch.tensor([terms.sum()], dtype=torch.float32)
 
     def off(ratio: float | None) -> float:
-        shift, inverse = denominators(*given, ratio)
+        shift, inverse = denominators(Launcher(), *given, ratio)
         found = np.exp2(scores.astype(np.float64) * float(factor) - shift.double().numpy()) * inverse.double().numpy()
         return float(np.abs(found / exact - 1).max())
 

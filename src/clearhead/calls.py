@@ -32,6 +32,7 @@ from clearhead.core.temperature import tempered
 from clearhead.kernels.choose import at_once, choose, choose_gradients
 from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense
+from clearhead.kernels.prepared import OBSERVED, observed_kind, remember_observed
 from clearhead.torch_bridge import autograd
 
 
@@ -178,6 +179,14 @@ def observe(
     mask = of_pytorch("mask", mask, q, k)
     if temperature is not None:
         scale = tempered(temperature, scale, q)
+    kind = None
+    plain = bias is None and softcap is None and sinks is None and dropout is None and queries is None and not weights
+    if plain and kernel is None and is_torch(q) and not autograd.traced(kernel, q, k, v, mask):
+        kind = observed_kind(q, k, v, mask, scale, (top, received, received_max, removal, map))
+        again = None if kind is None else OBSERVED.get(kind)
+        seen = None if again is None else again(q, k, v)
+        if seen is not None:
+            return seen
     require_numbers(kernel, q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks)
     asked = partial(
         want, top=top, received=received, received_max=received_max, removal=removal, map=map, queries=queries,
@@ -187,6 +196,8 @@ def observe(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, want=asked
     )  # fmt: skip
     observed = _run(choose(problem, kernel), problem, kernel)
+    if kind is not None and "again" in problem.found:
+        remember_observed(kind, problem.found["again"])
     if problem.sinks is not None:
         observed = replace(observed, share=keys_share(problem.library, problem.sinks, observed.lse))
     return observed.each(problem.restore) if problem.headless else observed

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.core.admit import lies_plainly
 from clearhead.core.arrays import Array
 from clearhead.core.mask import Mask
 from clearhead.core.mask_keys import mask_key
@@ -149,6 +150,41 @@ def on_jax(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
         return None
     allow()
     return program(q, k, v)
+
+
+# observed calls on a GPU by kind, each a function of q, k and v that launches what was launched before
+OBSERVED: dict[Any, Any] = {}
+
+
+def observed_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
+    """What an observed call on a GPU depends on, but for its numbers; None where that is more than a key can say.
+
+    `asked` is how many of the largest, what each key received and its like, of all queries or of the last ones, and the
+    sides of a map.
+    """
+    torch = sys.modules["torch"]
+    if not q.is_cuda or not lies_plainly(q, k, v) or not q.device == k.device == v.device:
+        return None
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+        return None
+    if q.device.index != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
+        return None
+    part, wanted = part_of(mask, scale), []
+    for number in asked:
+        if not (number is None or type(number) in (bool, int, tuple)):
+            return None
+        wanted.append((type(number), number))  # True is 1, and means something else
+    if part is None:
+        return None
+    places = q.data_ptr() % 16, k.data_ptr() % 16, v.data_ptr() % 16
+    return tensor_kind(q, k, v, part, scale), places, q.device, *wanted
+
+
+def remember_observed(kind: Any, again: Any) -> None:
+    """Keep how an observed call ran for the next one of its kind."""
+    if len(OBSERVED) >= MOST:
+        OBSERVED.clear()
+    OBSERVED[kind] = again
 
 
 def remember(problem: Problem, call: Any, effort: Effort) -> None:

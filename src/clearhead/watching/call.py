@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,7 @@ def _bare(array: Array | None) -> np.ndarray | None:
     return None if array is None else to_numpy(array)
 
 
+@lru_cache(maxsize=4096)
 def layer_of(name: str) -> int | None:
     """The number of a layer in a module's name: the first whole number between dots.
 

@@ -23,7 +23,8 @@ _known: WeakKeyDictionary[nn.Module, tuple[Any, Known]] = WeakKeyDictionary()
 def kind_of(model: nn.Module) -> Any:
     """What decides which code a model runs, as far as can be told from outside."""
     modules = list(model.modules())
-    configs = {id(config): config for module in modules if (config := getattr(module, "config", None)) is not None}
+    # most have no config, and PyTorch takes its time to say so
+    configs = {id(config): config for module in modules if (config := vars(module).get("config")) is not None}
     ways = tuple(getattr(config, "_attn_implementation", None) for config in configs.values())
     own = tuple(vars(module).get("forward") for module in modules)  # a forward that somebody has put in its place
     return tuple(map(type, modules)), ways, tuple(module.training for module in modules), own

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from clearhead.core.arrays import made
 from clearhead.core.observations import Observed
 from clearhead.watching.call import Call
 from clearhead.watching.given import Given
@@ -27,8 +28,8 @@ class Holding:
     def observed(self, observed: Observed, *, output: bool) -> Observed:
         """What was observed of a call, as it is to be held; without its output unless that is wanted."""
         if not output:
-            observed = observed.each(lambda array: array)  # a value of its own
-            object.__setattr__(observed, "output", observed.output.new_empty((*observed.output.shape[:-1], 0)))
+            none = observed.output.new_empty((*observed.output.shape[:-1], 0))
+            observed = made(Observed, **{**vars(observed), "output": none})
         if self.on_device or observed.lse.is_cpu:
             return observed
         if observed.lse.is_cuda:

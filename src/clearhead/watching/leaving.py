@@ -6,9 +6,10 @@
 
 Small arrays wait for each other on the GPU, up to `LOAD` bytes, and go as one: a copy costs the host as much as a small
 kernel, and a model makes hundreds. Three things make that right. The copying stream waits for what the streams that
-computed have been given so far: nothing is copied before it is computed. Each source is told of the copying stream
-(`record_stream`), so that its memory goes to nobody else before it has been copied, however soon Python lets go of it.
-And a target is read only after the event.
+computed have been given so far: nothing is copied before it is computed. The memory of a source goes to nobody else
+before it has been copied, however soon Python lets go of it: small ones are held on to until the event, and large ones
+are told of the copying stream (`record_stream`), which the allocator then waits for. And a target is read only after
+the event.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ class Load:
     def copied(self, copying: Any) -> list[Tensor]:
         """The same numbers on the host, once the copying stream has come so far; whole numbers as 32 bits."""
         places: dict[torch.dtype, list[int]] = {}
-        found: list[Tensor] = [tensor.detach() for tensor in self.tensors]
+        found = list(self.tensors)
         for place, tensor in enumerate(found):
-            tensor.record_stream(copying)
+            if size_of(tensor) > SMALL:
+                tensor.record_stream(copying)
             if tensor.dtype == torch.int64:  # positions in sequences fit
                 tensor = found[place] = tensor.to(torch.int32)
             if size_of(tensor) <= SMALL:
@@ -94,6 +96,7 @@ class Leaving:
         self.streams: dict[Any, Any] = {}
         self.loads: dict[Any, Load] = {}  # of each device, not yet gone
         self.events: dict[Any, Any] = {}  # after the last copies of each device
+        self.held: list[tuple[Any, list[Tensor]]] = []  # what is copied until an event
         self.finishing: list[Callable[[], None]] = []  # what is to be done once they are there
 
     def send(self, tensors: Sequence[Tensor], takes: Takes) -> None:
@@ -133,6 +136,8 @@ class Leaving:
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
         event.record(copying)
         self.events[device] = event
+        self.held = [(until, small) for until, small in self.held if not until.query()]
+        self.held.append((event, [tensor for tensor in load.tensors if size_of(tensor) <= SMALL]))
         for count, takes in load.parcels:
             finish = takes([next(found) for _ in range(count)])
             if finish is not None:
@@ -146,6 +151,7 @@ class Leaving:
             self.leave()
             while self.events:
                 self.events.popitem()[1].synchronize()
+            self.held = []
             while self.finishing:
                 self.finishing.pop(0)()
 
@@ -191,12 +197,11 @@ def on_its_way(leaving: Leaving, value: Observed) -> Observed:
         return array
 
     mine = value.each(note)
-    names = list(map(id, arrays))
     narrow = any(array.dtype == torch.int64 for array in arrays)
 
     def takes(found: list[Tensor]) -> Callable[[], None] | None:
-        hosted = dict(zip(names, found, strict=True))
-        become(mine, mine.each(lambda array: hosted[id(array)]))
+        hosted = iter(found)
+        become(mine, mine.each(lambda array: next(hosted)))  # in the same order
         return (lambda: become(mine, mine.each(widened))) if narrow else None
 
     leaving.send(arrays, takes)

@@ -49,6 +49,7 @@ class Active(threading.local):
     standing: list[Recorder] = field(default_factory=list)  # those who look at nothing but what a registry hands out
     handed: int = 0  # functions that a registry handed out and that are running
     mode: Mode | None = None
+    spare: Mode = field(default_factory=lambda: Mode())  # which is on where `mode` is
     steps: Steps = field(default_factory=Steps)
     quiet: bool = False  # steps are made that belong to a call which is known
     following: bool = False  # some watch wants to know of attention in steps
@@ -66,7 +67,7 @@ def start(recorder: Recorder, given: Any = ()) -> None:
         active.steps.know(tensors(given), PLAIN)
         active.steps.know(recorder.root.buffers(), FIXED)
     if active.mode is None or not _on_stack(active.mode):
-        active.mode = Mode()
+        active.mode = active.spare
         torch._C._push_on_torch_function_stack(active.mode)
 
 
@@ -104,7 +105,9 @@ def _rest(recorder: Recorder) -> None:
     active.following = any(one.follows for one in active.recorders)
     if not active.recorders and active.mode is not None:
         _take_off(active.mode)
-        active.mode, active.steps = None, Steps()
+        active.mode = None
+        if active.steps.tags:
+            active.steps = Steps()
 
 
 def stack() -> list[TorchFunctionMode]:
@@ -119,6 +122,10 @@ def _on_stack(mode: TorchFunctionMode) -> bool:
 
 def _take_off(mode: TorchFunctionMode) -> None:
     """Take a mode off the stack, also where an interrupted run has left others above it."""
+    count = torch._C._len_torch_function_stack()
+    if count and torch._C._get_function_stack_at(count - 1) is mode:
+        torch._C._pop_torch_function_stack()
+        return
     if not _on_stack(mode):
         return
     above = []

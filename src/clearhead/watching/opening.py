@@ -118,7 +118,10 @@ class watch:
         """Look at these modules too, or at all."""
         recorder = self.recorder
         for name, module in recorder.root.named_modules():
-            if isinstance(module, torch.jit.ScriptModule) or name in self.handles:
+            if isinstance(module, torch.jit.ScriptModule):
+                recorder.scripts[name] = type(module).__name__
+                continue
+            if name in self.handles:
                 continue
             if names is None or name in names:
                 self.handles[name] = [

@@ -12,7 +12,6 @@ from fnmatch import fnmatchcase
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from clearhead.core.observations import Observed
@@ -85,6 +84,7 @@ class Recorder:
         self.order: dict[str, int] = {}  # modules without a number in their name, in the order of their first call
         self.made_calls: set[str] = set()
         self.by_themselves: set[str] = set()  # those of them that did not ask transformers' registry for it
+        self.scripts: dict[str, str] = {}  # modules that are TorchScript, and their classes
         self.silent: dict[str, str] = {}
         self.in_steps: dict[str, str] = {}
         self.refused: dict[str, str] = {}
@@ -323,9 +323,8 @@ class Recorder:
                 continue
             if name not in made_calls and not any(_inside(made, name) for made in made_calls):
                 missed.setdefault(name, why)
-        for name, module in self.root.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                missed.setdefault(name, f"{type(module).__name__} is TorchScript, which runs where Python cannot see")
+        for name, kind in self.scripts.items():
+            missed.setdefault(name, f"{kind} is TorchScript, which runs where Python cannot see")
         if unmet := self._unmet(made_calls | set(missed)):
             known = ", ".join(sorted(made_calls)[:6]) + (", …" if len(made_calls) > 6 else "")
             missed.setdefault("", f"layers has {unmet}, and no call was made there; calls were made by {known}")

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.core.admit import admit
+from clearhead.core.admit import admit, lies_plainly
 from clearhead.core.array_masks import of_pytorch
 from clearhead.core.masks import Band
 from clearhead.torch_bridge.autograd import autocast
@@ -50,6 +50,9 @@ def taken(mask: Tensor, query: Tensor) -> Tensor:
 
 def hold_numbers(q: Tensor, k: Tensor, v: Tensor) -> None:
     """A ValueError that says why where tensors hold no numbers that can be observed."""
+    inside = torch._C._functorch.peek_interpreter_stack() is not None
+    if not inside and type(q) is type(k) is type(v) is Tensor and lies_plainly(q, k, v):
+        return  # as nearly all
     for name, tensor in (("query", q), ("key", k), ("value", v)):
         if tensor.is_nested or tensor.layout is not torch.strided:
             raise ValueError(f"its {name} is a nested or sparse tensor")

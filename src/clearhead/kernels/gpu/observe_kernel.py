@@ -33,6 +33,26 @@ def allowed(limits, mask, rows, columns, head, batch, T, S, form: tl.constexpr):
     return found
 
 
+@triton.jit(do_not_specialize=["count"])
+def relative_rows(peaks, totals, shifts, inverses, count, ratio, rest, EXACT: tl.constexpr, N: tl.constexpr):
+    """The shift of each query, and the inverse of its total relative to it; ratio + rest is what peaks are times."""
+    at = tl.program_id(0) * N + tl.arange(0, N)
+    inside = at < count
+    peak = tl.load(peaks + at, mask=inside, other=0.0)
+    total = tl.load(totals + at, mask=inside, other=1.0)
+    peak = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.where(total == 0, 1.0, total)
+    if EXACT:
+        exact = peak.to(tl.float64) * ratio + peak.to(tl.float64) * rest
+        shift = exact.to(tl.float32)
+        inverse = tl.exp2((shift.to(tl.float64) - exact).to(tl.float32)) / total
+    else:
+        shift = peak * 1.4426950408889634
+        inverse = 1.0 / total
+    tl.store(shifts + at, shift, mask=inside)
+    tl.store(inverses + at, inverse, mask=inside)
+
+
 @triton.jit(do_not_specialize=["span", "states", "mask", "scoring"])
 def by_key(
     q, k, shift_at, inverse_at, received_at, sums_at, tops_at, q_strides, k_strides,
@@ -196,7 +216,7 @@ def top_keys(
     q, k, shift_at, inverse_at, weights_at, indices_at, q_strides, k_strides, span, lists, mask, scoring, T, S, count,
     K: tl.constexpr, REVERSED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
-    """The `count` largest weights of each query of a block, in no order, and their keys; −1 for none."""
+    """The `count` largest weights of each query of a block, in descending order, and their keys; −1 for none."""
     blocks = tl.cdiv(T, BM)
     number, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     if REVERSED:
@@ -227,10 +247,13 @@ def top_keys(
     shift = tl.load(shift_at + here, mask=inside, other=0.0)
     inverse = tl.load(inverse_at + here, mask=inside, other=0.0)
     best = tl.where(where < 0, float("-inf"), best)
-    weights = tl.exp2(tl.fma(best, scoring.factor, -shift[:, None])) * inverse[:, None]
-    at = (here * count)[:, None] + slots
-    tl.store(weights_at + at, weights, mask=inside[:, None] & (slots < count))
-    tl.store(indices_at + at, tl.where(weights > 0, where, -1), mask=inside[:, None] & (slots < count))
+    for rank in range(count):  # of equal ones the first key
+        most = tl.max(best, 1)
+        chosen = tl.min(tl.where(best == most[:, None], where, 2147483647), 1)
+        weights = tl.exp2(tl.fma(most, scoring.factor, -shift)) * inverse
+        tl.store(weights_at + here * count + rank, weights, mask=inside)
+        tl.store(indices_at + here * count + rank, tl.where(weights > 0, chosen, -1).to(tl.int64), mask=inside)
+        best = tl.where(where == chosen[:, None], float("-inf"), best)
 
 
 @triton.jit(do_not_specialize=["span", "mask", "scoring"])

@@ -13,7 +13,8 @@ from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.gpu.call import Call, Forward
 from clearhead.kernels.gpu.compiling import compiled_ahead, wanted
-from clearhead.kernels.gpu.launcher import alike
+from clearhead.kernels.gpu.launcher import alike, hooked
+from clearhead.kernels.gpu.replay import Replay
 from clearhead.kernels.gpu.second_look import launched
 
 
@@ -35,9 +36,25 @@ def run(kernel: str, problem: Problem, compute: Callable[[Call], Looked]) -> Ran
         else:
             name = (kernel, want, problem.keeps_unrounded)
             found = call.replayed(name, (call.q, call.k, call.v, call.sinks), partial(compute, call), sort)
-    output, lse, peak, total, largest, entropy, unrounded = found.forward
-    observed = made(Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel=kernel, **found.more)
-    return Ran(observed, peak, total, unrounded)
+            replay = call.replays.get(name)
+            if want is not None and isinstance(replay, Replay) and call.as_given and not problem.headless:
+                problem.found["again"] = partial(again, kernel, replay, (call.mask, call.scoring, call.kept))
+    _, _, peak, total, _, _, unrounded = found.forward
+    return Ran(observed_of(kernel, found), peak, total, unrounded)
+
+
+def observed_of(kernel: str, found: Looked) -> Observed:
+    """What was found, as it is given."""
+    output, lse, _, _, largest, entropy, _ = found.forward
+    return made(Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel=kernel, **found.more)
+
+
+def again(kernel: str, replay: Replay, _lasting: Any, q: Array, k: Array, v: Array) -> Observed | None:
+    """The same call on other tensors of its kind, with no sinks; what lasts is held on to, for it is read.
+
+    None where somebody wants to hear of every launch.
+    """
+    return None if hooked() else observed_of(kernel, replay.play((q, k, v, None)))
 
 
 def gradients(

@@ -16,13 +16,15 @@ from clearhead.kernels.gpu import masks as spans
 from clearhead.kernels.gpu.call import Call
 from clearhead.kernels.gpu.device import Lists
 from clearhead.kernels.gpu.keys_kernel import more_by_key
-from clearhead.kernels.gpu.observe_kernel import by_key, pool, rows_of_weights, top_keys
+from clearhead.kernels.gpu.launcher import Launcher
+from clearhead.kernels.gpu.observe_kernel import by_key, pool, relative_rows, rows_of_weights, top_keys
 from clearhead.kernels.gpu.tuning import Blocks, cdiv, pooling, power_of_2
 
 LAUNCHED = frozenset(
     {"top", "received", "received_max", "removal", "map"}
 )  # which kernels give with no help by PyTorch
 STRIPS = 2**26  # numbers of a map that is not yet pooled, at most, held at once
+ROWS_AT_ONCE = 1024  # whose denominators one program tells
 MOST_TOP = 64  # above this the largest are found by PyTorch in rows of weights
 
 
@@ -31,19 +33,24 @@ def launched(want: Want | None) -> bool:
     return want is None or (LAUNCHED.issuperset(want.names) and not isinstance(want.received, QueryWeights))
 
 
-def denominators(peak: torch.Tensor, total: torch.Tensor, ratio: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+def denominators(
+    launch: Launcher, peak: torch.Tensor, total: torch.Tensor, ratio: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(shift, inverse): a weight is 2^(score · factor − shift) · inverse, and finite where there is none.
 
     `ratio` is that of the factor, as rounded, to the scale, where totals are relative to peaks exactly: the product and
     the shift have to cancel, however large both are. Where it is None they are relative to peaks as shifted here.
     """
-    peak = torch.where(peak == -math.inf, 0.0, peak)
-    some = torch.where(total == 0, 1.0, total)
-    if ratio is None:
-        return peak * math.log2(math.e), 1.0 / some
-    exact = peak.double() * ratio
-    shift = exact.float()
-    return shift, torch.exp2(shift - exact).float() / some
+    shift, inverse = (launch.room(tuple(peak.shape), torch.float32, peak.device) for _ in range(2))
+    exact = 1.0 if ratio is None else ratio
+    most = float(np.float32(exact))  # kernels take numbers of 32 bits: the rest goes by itself
+    if peak.numel():
+        launch(
+            ("denominators", ratio is None), relative_rows, (cdiv(peak.numel(), ROWS_AT_ONCE),),
+            peak.contiguous(), total.contiguous(), shift, inverse, peak.numel(), most, exact - most,
+            EXACT=ratio is not None, N=ROWS_AT_ONCE,
+        )  # fmt: skip
+    return shift, inverse
 
 
 def look_again(
@@ -62,7 +69,7 @@ def look_again(
     found = {} if found is None else found
     if want is None or all(name in found for name in want.names):
         return found
-    shift, inverse = denominators(peak, total, ratio)
+    shift, inverse = denominators(call.launch, peak, total, ratio)
     received: Any = want.received
     if isinstance(received, QueryWeights):
         # a weight times what its query counts for is all that there is to it
@@ -202,7 +209,7 @@ def top(call: Call, count: int, shift: torch.Tensor, inverse: torch.Tensor) -> T
     if count > MOST_TOP:
         return top_by_rows(call, count, shift, inverse)
     weights = call.empty(grid.queries, count)
-    indices = call.empty(grid.queries, count, dtype=torch.int32)
+    indices = call.empty(grid.queries, count, dtype=torch.int64)
 
     def launch(blocks: Blocks) -> None:
         call.launch(
@@ -215,8 +222,7 @@ def top(call: Call, count: int, shift: torch.Tensor, inverse: torch.Tensor) -> T
 
     if call.rows and grid.queries:
         call.fitted("top", grid.queries, launch)
-    ordered = torch.sort(weights, dim=-1, descending=True)
-    return Top(call.shaped(indices.gather(-1, ordered.indices).long()), call.shaped(ordered.values))
+    return Top(call.shaped(indices), call.shaped(weights))
 
 
 def top_by_rows(call: Call, count: int, shift: torch.Tensor, inverse: torch.Tensor) -> Top:
