@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,7 @@ def received_and_map(
     counted = grid.queries - (last or 0)
     asked = 0 if received is None else 2 if counted and map else 1
     nothing = call.mask.span.rows
+    zeros = partial(call.launch.zeros, dtype=torch.float32, device=call.device)
 
     def launch(blocks: Blocks) -> None:
         across = cdiv(grid.keys, blocks.columns)
@@ -164,7 +166,7 @@ def received_and_map(
         states, listed = observed_states(call, blocks)
         for first in range(0, call.rows, at_once):
             some = min(at_once, call.rows - first)
-            sums, tops = (shift.new_zeros((some, bins, units)) if map else nothing for _ in range(2))
+            sums, tops = (zeros((some, bins, units)) if map else nothing for _ in range(2))
             call.launch(
                 ("by_key", blocks, asked, map is not None, bins, cells, counted, first), by_key, (across * some,),
                 call.q, call.k, shift, inverse, received, sums, tops, call.q.stride(), call.k.stride(),
