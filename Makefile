@@ -5,7 +5,7 @@ WORKERS ?= 2
 # Python files are compiled once, not by each process that a test starts
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test fuzz soak lint format bench bench-cpu bench-gpu bench-watch sanitize test-other-arch test-clang clean
+.PHONY: help demo test fuzz soak lint format docs docs-serve bench bench-cpu bench-gpu bench-watch sanitize test-other-arch test-clang clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,8 @@ help:
 	@echo "make fuzz    random problems against an independent reference; SECONDS=600 for longer, SEED=7 for one"
 	@echo "make soak    threads, forks and interrupts on the compiled kernel for ten minutes; SECONDS=60 for one"
 	@echo "make lint    ruff, format check, mypy"
+	@echo "make docs    the course, how-to pages, reference and gallery, every page executed, into build/docs"
+	@echo "make docs-serve       shows them in the browser; PORT=8000"
 	@echo "make bench   the tiled kernel against the plain NumPy formula"
 	@echo "make bench-cpu        the compiled kernel against PyTorch, NumPy and the machine's own limits"
 	@echo "make bench-gpu        the GPU kernels against PyTorch's, and the table by which the fastest is chosen"
@@ -47,11 +49,27 @@ SAY_IF_MISSING = @$(PY) -c "from clearhead.kernels.compiled import NOT_BUILT as 
 	$(MINILM)
 	touch .venv/demo .venv/test
 
+.venv/docs: .venv/test
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	touch .venv/demo .venv/test .venv/docs
+
 demo: .venv/demo
 	@$(PY) -m clearhead explain
 
 test: .venv/test
 	$(PY) -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal
+
+# from nothing, so that no page is published that is no longer made
+docs: .venv/docs
+	rm -rf build/docs build/docs-read docs/_made docs/gallery
+	$(PY) -m sphinx -W --keep-going -q -j auto -b html -d build/docs-read docs build/docs
+	$(PY) docs/check_site.py build/docs
+
+PORT ?= 8000
+docs-serve:
+	@test -f build/docs/index.html || { echo "There is no site yet: make docs"; exit 1; }
+	@echo "http://localhost:$(PORT)/  (Ctrl-C ends it)"
+	@$(PY) -m http.server --bind 127.0.0.1 --directory build/docs $(PORT) 2> /dev/null
 
 SECONDS ?= 60
 fuzz: .venv/test
@@ -113,4 +131,4 @@ test-other-arch: .venv/test
 	sh tests/native/emulate.sh $(PY)
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist docs/_made docs/gallery .pytest_cache .mypy_cache .ruff_cache .hypothesis

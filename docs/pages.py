@@ -1,26 +1,40 @@
-"""What pages of the site share: the explorer, put into a page as one that works without a server."""
+"""What pages of the site share: the explorer, put into a page as one that works without a server, and pictures."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from IPython.display import HTML
-
 MADE = Path(__file__).parent / "_made"
 
 
-def explorer(page: Any, name: str, view: str = "", *, height: int = 560) -> HTML:
+def explorer(page: Any, name: str, view: str = "", *, height: int = 560) -> Any:
     """What `clearhead.explore` gave, saved as `explorer/<name>.html` of the site and shown at one of its views.
 
     It is for pages one folder down. `name` is unique among pages; `view` is what stands behind `#/` in the address.
+    It is loaded when the reader comes near it.
     """
+    from IPython.display import HTML
+
     folder = MADE / "explorer"
     folder.mkdir(parents=True, exist_ok=True)
     page.save(folder / f"{name}.html")
     address = f"../explorer/{name}.html" + (f"#/{view}" if view else "")
     return HTML(
         f'<iframe class="explorer" src="{address}" title="The explorer: {name}" loading="lazy" '
-        f'style="width:100%;height:{height}px;border:1px solid #8884;border-radius:6px"></iframe>'
-        f'<p><a href="{address}" target="_blank" rel="noopener">Open it alone</a></p>'
+        f'style="height:{height}px"></iframe>'
+        f'<p class="explorer-alone"><a href="{address}" target="_blank" rel="noopener">Open it alone</a></p>'
     )
+
+
+def last_picture(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
+    """For the gallery: the picture that a script made last, which it has called `picture`; pyplot never hears of it."""
+    from sphinx_gallery.scrapers import figure_rst
+
+    picture = block_vars["example_globals"].pop("picture", None)
+    if picture is None:
+        return ""
+    axes = getattr(picture, "flat", [picture])[0]
+    path = next(block_vars["image_path_iterator"])
+    axes.figure.savefig(path, dpi=192)
+    return figure_rst([path], gallery_conf["src_dir"])
