@@ -6,6 +6,19 @@ from pathlib import Path
 from typing import Any
 
 MADE = Path(__file__).parent / "_made"
+# Put before the explorer's own script: a lesson is its tour, and the site (`site.js`) says whether it is light or dark
+IN_A_PAGE = """<script>
+try { if (top !== self) localStorage.setItem("clearhead.tour", "done"); } catch { }
+addEventListener("message", ({ data }) => {
+  const root = document.documentElement;
+  const now = root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  if (!["light", "dark"].includes(data?.theme) || data.theme === now) return;
+  const turn = document.querySelector('#tools [aria-label="Light or dark"]');
+  if (turn) turn.click();
+  else root.dataset.theme = data.theme;
+});
+</script>
+"""
 
 
 def explorer(page: Any, name: str, view: str = "", *, height: int = 560) -> Any:
@@ -18,7 +31,9 @@ def explorer(page: Any, name: str, view: str = "", *, height: int = 560) -> Any:
 
     folder = MADE / "explorer"
     folder.mkdir(parents=True, exist_ok=True)
-    page.save(folder / f"{name}.html")
+    path = folder / f"{name}.html"
+    page.save(path)
+    path.write_text(path.read_text(encoding="utf-8").replace("<head>", f"<head>\n{IN_A_PAGE}", 1), encoding="utf-8")
     address = f"../explorer/{name}.html" + (f"#/{view}" if view else "")
     return HTML(
         f'<iframe class="explorer" src="{address}" title="The explorer: {name}" loading="lazy" '

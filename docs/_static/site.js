@@ -1,0 +1,19 @@
+// Pictures much wider than high are marked, so that a phone scrolls them rather than shrinks them.
+addEventListener("load", () => {
+  for (const image of document.querySelectorAll("div.cell_output img, img.sphx-glr-single-img"))
+    if (image.naturalWidth > 1.9 * image.naturalHeight) {
+      image.classList.add("wide");
+      image.parentElement.classList.add("scrolls");
+    }
+});
+
+// Explorers are pages of their own: they are told whether this one is light or dark, when they are there and when it changes.
+const tell = () => {
+  const chosen = document.body.dataset.theme;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const theme = ["light", "dark"].includes(chosen) ? chosen : dark.matches ? "dark" : "light";
+  for (const frame of document.querySelectorAll("iframe.explorer")) frame.contentWindow?.postMessage({ theme }, "*");
+};
+for (const frame of document.querySelectorAll("iframe.explorer")) frame.addEventListener("load", tell);
+new MutationObserver(tell).observe(document.body, { attributes: true, attributeFilter: ["data-theme"] });
+tell();
