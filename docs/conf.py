@@ -13,6 +13,8 @@ sys.path.insert(0, str(HERE))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
 # models are packages that are installed: none is looked for elsewhere
 os.environ["HF_HUB_OFFLINE"] = "1"
+# a progress bar that finds no widgets says so in every page that loads a model
+os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:IProgress not found"]))
 # nor do they see how the one who builds has set up IPython; what it says of itself would hide what is worth reading
 IPYTHON = HERE.parent / "build" / "docs-ipython"
 (IPYTHON / "profile_default").mkdir(parents=True, exist_ok=True)
@@ -35,6 +37,7 @@ nitpicky = True
 
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
+nb_execution_show_tb = True
 nb_execution_timeout = 180
 nb_merge_streams = True
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline", "attrs_block"]

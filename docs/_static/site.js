@@ -7,13 +7,16 @@ addEventListener("load", () => {
     }
 });
 
-// Explorers are pages of their own: they are told whether this one is light or dark, when they are there and when it changes.
+// Explorers are pages of their own: they are told whether this one is light or dark, when they are there and when it
+// changes. What the library shows in a page asks for it by the mark that JupyterLab sets.
 const tell = () => {
   const chosen = document.body.dataset.theme;
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const theme = ["light", "dark"].includes(chosen) ? chosen : dark.matches ? "dark" : "light";
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const theme = ["light", "dark"].includes(chosen) ? chosen : dark ? "dark" : "light";
+  document.body.dataset.jpThemeLight = theme === "light";
   for (const frame of document.querySelectorAll("iframe.explorer")) frame.contentWindow?.postMessage({ theme }, "*");
 };
 for (const frame of document.querySelectorAll("iframe.explorer")) frame.addEventListener("load", tell);
 new MutationObserver(tell).observe(document.body, { attributes: true, attributeFilter: ["data-theme"] });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tell);
 tell();
