@@ -43,15 +43,12 @@ SAY_IF_MISSING = @$(PY) -c "from clearhead.kernels.compiled import NOT_BUILT as 
 	$(SAY_IF_MISSING)
 	touch .venv/demo
 
+# what builds the site comes along: installing it later would build the kernel a second time
 .venv/test: .venv/made $(BUILT_FROM)
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[test,docs]"
 	$(SAY_IF_MISSING)
 	$(MINILM)
 	touch .venv/demo .venv/test
-
-.venv/docs: .venv/test
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
-	touch .venv/demo .venv/test .venv/docs
 
 demo: .venv/demo
 	@$(PY) -m clearhead explain
@@ -60,8 +57,8 @@ test: .venv/test
 	$(PY) -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal
 
 # from nothing, so that no page is published that is no longer made
-docs: .venv/docs
-	rm -rf build/docs build/docs-read docs/_made docs/gallery
+docs: .venv/test
+	rm -rf build/docs build/docs-read build/jupyter_execute docs/_made docs/gallery
 	$(PY) -m sphinx -W --keep-going -q -j auto -b html -d build/docs-read docs build/docs
 	$(PY) docs/check_site.py build/docs
 
@@ -80,13 +77,13 @@ soak: .venv/test
 	$(PY) tests/soak.py --seconds $(SECONDS)
 
 lint: .venv/test
-	$(PY) -m ruff check src tests bench
-	$(PY) -m ruff format --check src tests bench
+	$(PY) -m ruff check src tests bench docs
+	$(PY) -m ruff format --check src tests bench docs
 	$(PY) -m mypy
 
 format: .venv/test
-	$(PY) -m ruff check --fix src tests bench
-	$(PY) -m ruff format src tests bench
+	$(PY) -m ruff check --fix src tests bench docs
+	$(PY) -m ruff format src tests bench docs
 
 bench: .venv/test
 	$(PY) bench/tiled.py

@@ -1,6 +1,6 @@
 """Whether a built site stands by itself: nothing is loaded from elsewhere, and every link within it leads somewhere.
 
-    python docs/check_site.py build/docs
+`python docs/check_site.py build/docs` says every fault, and is the end of `make docs`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import clearhead as ch
 
-positions = ch.sinusoidal(64, 64)                               # (positions, features)
+positions = ch.sinusoidal(64, 64)  # (positions, features)
 picture = Figure(figsize=(10, 4.2), layout="constrained").subplots(1, 2)
 picture[0].imshow(positions, cmap="RdBu_r", vmin=-1, vmax=1)
 picture[0].set(title="sinusoidal(64, 64)", xlabel="feature", ylabel="position")

@@ -13,8 +13,8 @@ import clearhead as ch
 
 distances = np.arange(512)
 picture = Figure(figsize=(7, 4), layout="constrained").subplots()
-for start in (0, 1000):
-    turned = ch.rotary()(np.ones((513, 64)), offset=start)      # the same vector at 513 places
-    picture.plot(distances, turned[0] @ turned[:512].T / 64, label=f"from position {start:,}", linewidth=4 if not start else 1.5)
+for start, width in ((0, 4.0), (1000, 1.5)):
+    turned = ch.rotary()(np.ones((512, 64)), offset=start)  # the same vector at 512 places
+    picture.plot(distances, turned[0] @ turned.T / 64, linewidth=width, label=f"from position {start:,}")
 picture.set(title="rotary()", xlabel="distance", ylabel="q · k, by what it is at distance 0")
 picture.legend()

@@ -16,7 +16,7 @@ layers = [ch.nn.MultiHeadAttention(32, 2, causal=True).eval() for _ in range(2)]
 caches = [ch.nn.KVCache(keep=StreamingLLM(keep=12, sinks=4)) for _ in layers]
 x = torch.randn(1, 30, 32)
 with torch.no_grad():
-    for place in range(30):                                     # a token at a time, as a model writes
+    for place in range(30):  # a token at a time, as a model writes
         step = x[:, place : place + 1]
         for layer, cache in zip(layers, caches, strict=True):
             step = step + layer(step, cache=cache)
