@@ -1,10 +1,14 @@
-// Pictures much wider than high are marked, so that a phone scrolls them rather than shrinks them.
+// Pictures much wider than high are put into a box of their own, which a phone scrolls rather than shrinks them.
 addEventListener("load", () => {
-  for (const image of document.querySelectorAll("div.cell_output img, img.sphx-glr-single-img"))
-    if (image.naturalWidth > 1.9 * image.naturalHeight) {
-      image.classList.add("wide");
-      image.parentElement.classList.add("scrolls");
-    }
+  for (const image of document.querySelectorAll("div.cell_output img, img.sphx-glr-single-img")) {
+    if (image.naturalWidth < 1.9 * image.naturalHeight) continue;
+    const box = document.createElement("div");
+    const shown = image.closest("a") ?? image;
+    box.className = "scrolls";
+    shown.replaceWith(box);
+    box.append(shown);
+    image.classList.add("wide");
+  }
 });
 
 // Explorers are pages of their own: they are told whether this one is light or dark, when they are there and when it

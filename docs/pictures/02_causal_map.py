@@ -12,3 +12,4 @@ from clearhead.textbook import EXAMPLES
 cat = EXAMPLES["cat_sat"]
 seen = ch.observe(cat.q, cat.k, cat.v, mask=ch.causal(), weights=True)
 picture = ch.plot_attention(seen, cat.tokens, mask=ch.causal())
+picture

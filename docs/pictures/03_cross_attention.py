@@ -15,3 +15,4 @@ k = 4.0 * np.eye(5)  # every word of the original points in a direction of its o
 q = k[[0, 2, 1]] + 0.5  # and each translated word asks for the one it stands for
 seen = ch.observe(q, k, k, weights=True)
 picture = ch.plot_attention(seen, original, query_tokens=translation)
+picture

@@ -12,3 +12,4 @@ from clearhead.textbook import EXAMPLES
 two = EXAMPLES["cat_sat_2_heads"]
 seen = ch.observe(two.q, two.k, two.v, weights=True)
 picture = ch.plot_heads(seen, two.tokens)
+picture

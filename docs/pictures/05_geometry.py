@@ -11,3 +11,4 @@ from clearhead.textbook import EXAMPLES
 
 it = EXAMPLES["it_animal"]
 picture = ch.plot_geometry(it.q, it.k, it.v, tokens=it.tokens, query_tokens=it.query_tokens)
+picture

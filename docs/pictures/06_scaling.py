@@ -9,3 +9,4 @@ gradient dies. With it, nothing changes as features grow.
 import clearhead as ch
 
 picture = ch.plot_scaling(ch.scaling([1, 4, 16, 64, 256, 1024]))
+picture

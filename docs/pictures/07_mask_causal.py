@@ -9,3 +9,4 @@ import clearhead as ch
 
 mask = ch.causal()
 picture = ch.plot_mask(mask, 16)
+picture

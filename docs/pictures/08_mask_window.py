@@ -10,3 +10,4 @@ import clearhead as ch
 
 mask = ch.causal() & ch.window(5)
 picture = ch.plot_mask(mask, 16)
+picture

@@ -9,3 +9,4 @@ import clearhead as ch
 
 mask = ch.window(2, 2) | ch.global_tokens([0])
 picture = ch.plot_mask(mask, 24)
+picture

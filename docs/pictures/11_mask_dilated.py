@@ -9,3 +9,4 @@ import clearhead as ch
 
 mask = ch.dilated(3, 4, 4)
 picture = ch.plot_mask(mask, 24)
+picture

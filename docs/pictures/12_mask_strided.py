@@ -9,3 +9,4 @@ import clearhead as ch
 
 mask = ch.strided(4)
 picture = ch.plot_mask(mask, 24)
+picture

@@ -17,3 +17,4 @@ table = [
 ]
 mask = ch.blocks(table, 4)
 picture = ch.plot_mask(mask, 24)
+picture

@@ -10,3 +10,4 @@ import clearhead as ch
 
 mask = ch.documents([0] * 5 + [1] * 8 + [2] * 3 + [3] * 8) & ch.causal()
 picture = ch.plot_mask(mask, 24)
+picture

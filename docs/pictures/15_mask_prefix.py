@@ -9,3 +9,4 @@ import clearhead as ch
 
 mask = ch.prefix(6) | ch.causal()
 picture = ch.plot_mask(mask, 16)
+picture

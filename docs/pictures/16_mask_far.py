@@ -10,3 +10,4 @@ import clearhead as ch
 
 mask = ch.causal() & (ch.window(4_000) | ch.first_tokens(1_000))
 picture = ch.plot_mask(mask, 100_000)
+picture

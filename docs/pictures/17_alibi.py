@@ -9,3 +9,4 @@ Here is the third head of eight.
 import clearhead as ch
 
 picture = ch.plot_bias(ch.alibi(8), 24, heads=8, head=2)
+picture

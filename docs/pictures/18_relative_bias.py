@@ -12,3 +12,4 @@ import clearhead as ch
 
 table = np.random.default_rng(0).standard_normal((32, 1))  # 32 buckets, one head
 picture = ch.plot_bias(ch.relative_bias(table, max_distance=64), 64)
+picture

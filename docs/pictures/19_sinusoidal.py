@@ -6,14 +6,15 @@ The Transformer's position encodings: each position has its own pattern of slow 
 patterns are depends on how far apart they stand.
 """
 
-from matplotlib.figure import Figure
+import matplotlib.pyplot as plt
 
 import clearhead as ch
 
 positions = ch.sinusoidal(64, 64)  # (positions, features)
-picture = Figure(figsize=(10, 4.2), layout="constrained").subplots(1, 2)
+_, picture = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
 picture[0].imshow(positions, cmap="RdBu_r", vmin=-1, vmax=1)
 picture[0].set(title="sinusoidal(64, 64)", xlabel="feature", ylabel="position")
 alike = picture[1].imshow(positions @ positions.T / 32, cmap="Blues")
 picture[1].set(title="how alike two positions are", xlabel="position", ylabel="position")
 alike.figure.colorbar(alike, ax=picture[1], shrink=0.8)
+picture

@@ -14,3 +14,4 @@ rng = np.random.default_rng(0)
 q, k = (ch.rotary()(0.9 + 0.5 * rng.standard_normal((4096, 64), dtype=np.float32)) for _ in range(2))
 seen = ch.observe(q, k, k, mask=ch.causal(), map=(128, 128))
 picture = ch.plot_attention(seen, colours="log")
+picture

@@ -18,3 +18,4 @@ powers = ch.powers(weights, 8)
 picture = ch.plot_heads(np.stack([powers[step - 1] for step in steps]), cat.tokens, columns=2)
 for step, ax in zip(steps, picture, strict=True):
     ax.set_title(f"after {step} step" + "s" * (step > 1))
+picture

@@ -9,3 +9,4 @@ built this page.
 import clearhead as ch
 
 picture = ch.plot_profile(ch.profile([256, 512, 1024, 2048], heads=2))
+picture

@@ -13,3 +13,4 @@ import clearhead as ch
 q, k, v = np.random.default_rng(0).standard_normal((3, 256, 16))
 found = ch.sweep([ch.performer(), ch.nystrom(), ch.linformer()], q / 2, k / 2, v, at=[8, 16, 32, 64, 128])
 picture = ch.plot_sweep(found)
+picture

@@ -23,3 +23,4 @@ mechanisms = {
     "Performer": ch.performer(64),
 }
 picture = ch.plot_comparison(ch.compare(q, k, v, mechanisms), columns=3)
+picture

@@ -21,3 +21,4 @@ with torch.no_grad():
         for layer, cache in zip(layers, caches, strict=True):
             step = step + layer(step, cache=cache)
 picture = ch.plot_kept(caches)
+picture

@@ -16,3 +16,4 @@ given = minilm.tokenizer("The bank approved the loan", return_tensors="pt")
 with torch.no_grad(), ch.watch(minilm.model, want={"weights": True}, tokens=minilm.tokenizer) as seen:
     minilm.model(**given)
 picture = ch.plot_heads(seen[0], columns=4)
+picture

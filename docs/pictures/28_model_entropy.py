@@ -16,3 +16,4 @@ given = minilm.tokenizer("I sat on the bank of the river and watched the boats g
 with torch.no_grad(), ch.watch(minilm.model, tokens=minilm.tokenizer) as seen:
     minilm.model(**given)
 picture = ch.plot_entropy(seen)
+picture

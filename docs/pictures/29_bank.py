@@ -13,3 +13,4 @@ from clearhead.watching import meaning
 minilm = load("minilm")
 texts = ["The bank of the river", "The bank approved the loan"]
 picture = plot_looks(meaning.looks([meaning.read(minilm, text)[0] for text in texts]))
+picture

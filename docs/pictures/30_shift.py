@@ -12,3 +12,4 @@ from clearhead.watching.shifts import shift_of
 
 found = shift_of(load("minilm"), ["The bank of the river", "The bank approved the loan"], "bank")
 picture = ch.plot_shift(found.static, found.paths, labels=found.texts, word=found.word)
+picture
