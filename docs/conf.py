@@ -92,7 +92,17 @@ def _bring_mathjax(app, failed):
     shutil.copyfile(Path(package.origin).parent / "static" / mathjax_path, target)
 
 
+def _mixed(app, env, docnames):
+    """Deal pages out evenly: processes take many that follow one another, and those of one folder are alike in cost."""
+    folders = {}
+    for name in docnames:
+        folders.setdefault(name.partition("/")[0], []).append(name)
+    share = {name: (place + 0.5) / len(all_) for all_ in folders.values() for place, name in enumerate(all_)}
+    docnames.sort(key=share.__getitem__)
+
+
 def setup(app):
     """What Sphinx calls when it has read this file."""
+    app.connect("env-before-read-docs", _mixed)
     app.connect("build-finished", _bring_mathjax)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,7 @@
 // Pictures much wider than high are put into a box of their own, which a phone scrolls rather than shrinks them.
 addEventListener("load", () => {
   for (const image of document.querySelectorAll("div.cell_output img, img.sphx-glr-single-img")) {
-    if (image.naturalWidth < 1.9 * image.naturalHeight) continue;
+    if (image.naturalWidth < 1.8 * image.naturalHeight) continue;
     const box = document.createElement("div");
     const shown = image.closest("a") ?? image;
     box.className = "scrolls";
