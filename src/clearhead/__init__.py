@@ -5,7 +5,7 @@
 - to approximate, and say how far from exact: `approximate`, `audit`, `sweep`, `compare`; methods: `linear`,
   `performer`, `linformer`, `nystrom`, `lsh`, `clusters`, `topk_blocks`; as a Markov chain: `chain`, `powers`
 - to judge: `check`, `shuffle_weights`; to change heads and see what they add: `ablate`, `patch`, `contributions`
-- to know the cost: `plan`, `profile`, `scaling`
+- to know the cost: `plan`, `profile`, `scaling`; to learn: `learn`
 - masks: `causal`, `window`, `lengths`, `documents`, `prefix`, `global_tokens`, `first_tokens`, `blocks`,
   `random_blocks`, `dilated`, `strided`; & | ~; of arrays: `where`, `lets`, `hides`, `padding`
 - positions: `rotary`, `alibi`, `relative_bias`, `sinusoidal`, `Linear`, `Yarn`
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from clearhead.explain.layers import LayerTrace, trace_layer
     from clearhead.explain.tracing import Trace, trace
     from clearhead.explorer.opening import Explorer, explore
+    from clearhead.learning import learn
     from clearhead.measure.markov import Chain, chain, powers
     from clearhead.measure.plans import Plan, plan
     from clearhead.measure.profiling import Profile, profile
@@ -121,6 +122,7 @@ __all__ = [
     "global_tokens",
     "gradients",
     "hides",
+    "learn",
     "lengths",
     "lets",
     "linear",
@@ -189,6 +191,7 @@ _LATER = {
     "compare": "clearhead.approximations",
     "contributions": "clearhead.watching.direct",
     "explore": "clearhead.explorer.opening",
+    "learn": "clearhead.learning",
     "linear": "clearhead.approximations",
     "linformer": "clearhead.approximations",
     "lsh": "clearhead.approximations",

@@ -1,6 +1,6 @@
 """The command line: `clearhead explain | check | plan | profile | scaling | explore | plot | watch`, and others.
 
-`approximate` and `compare` put mechanisms beside exact attention.
+`approximate` and `compare` put mechanisms beside exact attention, `learn` has exercises.
 """
 
 from clearhead.cli.application import app, main

@@ -32,6 +32,9 @@ from clearhead.cli import (
     explores as explore,
 )
 from clearhead.cli import (
+    learns as learn,
+)
+from clearhead.cli import (
     plans as plan,
 )
 from clearhead.cli import (
@@ -156,6 +159,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     explore.explore: "The same in the browser.",
     plot.plot: "Pictures, as PNG, SVG or PDF.",
     watch.watch: "What a trained model attends to.",
+    learn.learn: "Exercises that are checked.",
 }
 for command, short in COMMANDS.items():
     # a line of \b keeps the lines after it as they are; docstrings are raw, and click wants the character

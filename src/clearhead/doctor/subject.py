@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib
 import inspect
-import io
 import re
-import signal
 import sys
-import threading
 import time
-import types
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +18,10 @@ from clearhead.core.errors import ArgumentError
 from clearhead.doctor import roles, speech
 from clearhead.doctor.answers import Failed, Got, Hung, read
 from clearhead.doctor.probes import Probe
+from clearhead.doctor.quiet import LIMIT, Late, quiet, told
 from clearhead.doctor.ways import Way
 
-# Seconds after which a call is given up, and after which all of them together are enough: a report should not hang
-LIMIT = 15
+# Seconds after which all calls together are enough
 BUDGET = 60.0
 
 
@@ -128,15 +121,15 @@ class Subject:
         if self.spent > BUDGET:
             raise Hung(f"its calls have taken {self.spent:.0f} seconds so far, and that is enough")
         began = time.perf_counter()
-        with _quiet(library):
+        with quiet(library):
             try:
                 return function(*placed, **named)
             except KeyboardInterrupt:
                 raise
-            except _Late as error:
+            except Late as error:
                 raise Hung(f"it had not answered after {LIMIT} seconds") from error
             except BaseException as error:  # SystemExit and the like: somebody's function must not end the check
-                raise Failed(_told(error)) from error
+                raise Failed(told(error)) from error
             finally:
                 self.spent += time.perf_counter() - began
 
@@ -215,54 +208,6 @@ def _made(library: str, value: Any, dtype: str) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     return make(library, value, dtype if value.dtype.kind == "f" else str(value.dtype))
-
-
-def _told(error: BaseException) -> str:
-    words = " ".join(str(error).split())[:200]
-    if isinstance(error, SystemExit):
-        return f"it called sys.exit({words})"
-    return f"{type(error).__name__}: {words}"
-
-
-@contextlib.contextmanager
-def _quiet(library: str) -> Iterator[None]:
-    """Nothing that somebody's function prints, warns of or reads belongs into a report."""
-    torch = sys.modules.get("torch")
-    grad = torch.no_grad() if torch is not None and library == "torch" else contextlib.nullcontext()
-    arguments, typed = sys.argv, sys.stdin
-    with warnings.catch_warnings(), np.errstate(all="ignore"), grad, _limited():
-        warnings.simplefilter("ignore")
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            # the command line and what is typed are this program's, and none of the function's
-            sys.argv, sys.stdin = sys.argv[:1], io.StringIO()
-            try:
-                yield
-            finally:
-                sys.argv, sys.stdin = arguments, typed
-
-
-@contextlib.contextmanager
-def _limited() -> Iterator[None]:
-    """Give a call up after `LIMIT` seconds, where the system can do that: in the main thread, if no alarm is set."""
-    free = hasattr(signal, "SIGALRM") and threading.current_thread() is threading.main_thread()
-    if not free or signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, _late):
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, _late)
-    signal.alarm(LIMIT)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-class _Late(BaseException):
-    """The alarm; no Exception, so that a function that catches those cannot catch it."""
-
-
-def _late(number: int, frame: types.FrameType | None) -> None:
-    raise _Late
 
 
 def _parameters(function: Any) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The exercises themselves: texts, cases, and mistakes with their formulas."""
