@@ -107,7 +107,9 @@ class _Trial:
         if far < NEARLY:
             words = f"it is off by up to {far:.1e} of the largest number"
             return self._told(TROUBLES["precision-lost"], words, wrong[0])
-        return self._told(TROUBLES["unknown"], f"of {count} problems {right} were right", wrong[0])
+        others = (call.answer for call in self.calls if isinstance(call.answer, Trouble))
+        more = "".join(f"; on another {one.seen}" for one in list(others)[:1])
+        return self._told(TROUBLES["unknown"], f"of {count} problems {right} were right{more}", wrong[0])
 
     def _slip(self) -> Mistake | None:
         """The first mistake whose formula gives what the function gave, everywhere."""

@@ -37,10 +37,10 @@ def learn(number: int | None = None, /, *answer: Any, keep: bool = True) -> Cont
       why   the root is missing, or the scale is applied twice: attention comes out too flat
       hint  divide by D**0.5, once
       the smallest example found:
-        q = [[1, -2]]
-        k = [[-2, 1]]
-        expected [[-2.8284]]
-        got      [[-2.0000]]
+        q = [[3, -1]]
+        k = [[3, 2]]
+        expected [[4.9497]]
+        got      [[3.5000]]
 
     Functions take and give arrays of NumPy, PyTorch or JAX, whichever their code names. Answers that are typed are
     numbers or words, one by one or in a list:
