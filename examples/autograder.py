@@ -4,8 +4,8 @@
     python examples/autograder.py student.py --json results.json
 
 The module has `scaled_dot_product_attention(Q, K, V, mask=None)`, `MultiHeadAttention(embed_dim, num_heads)`,
-`create_causal_mask(n)` and `create_padding_mask(lengths, max_length)`; True or 1 in a mask lets through. It may be NumPy,
-PyTorch or JAX, in any usual layout: `clearhead.check` finds out how each is called. Points are given by what was
+`create_causal_mask(n)` and `create_padding_mask(lengths, max_length)`; True or 1 in a mask lets through. NumPy, PyTorch
+and JAX will do, in any usual layout: `clearhead.check` finds out how each is called. Points are given by what was
 checked, so that who forgot the mask still has those of the formula, and every point that is missing comes with the
 mistake's name and a hint.
 

@@ -12,6 +12,7 @@ import solutions_more
 
 import clearhead as ch
 from clearhead.learning.contents import EXERCISES
+from clearhead.learning.hints import hint_for
 from clearhead.learning.tasks import walks
 
 RIGHT = solutions.RIGHT | solutions_more.RIGHT
@@ -104,12 +105,31 @@ def test_no_hint_is_a_solution() -> None:
         for asked in exercise.functions:
             texts = [exercise.hint]
             for slip in asked.slips():
-                texts += [slip.mistake.title, slip.mistake.why, slip.mistake.mends]
+                texts += [slip.mistake.title, slip.mistake.why, hint_for(slip.mistake)]
             said = re.sub(r"\s", "", " ".join(texts))
             for code in RIGHT[number]:
                 for line in code.splitlines():
                     written = re.sub(r"\s|return", "", line)
                     assert len(written) < 12 or written not in said, (number, line)
+
+
+CODE = re.compile(r"\w\.\w+\(|\w+\([^)]*[=:]|@|\*\*|\w\[|\w = \w+\(|np\.|torch\.")
+
+
+def test_no_hint_is_a_line_of_code() -> None:
+    from clearhead.doctor.mistakes import CATALOGUE
+    from clearhead.learning.hints import HINTS
+    from clearhead.learning.troubles import TROUBLES
+
+    assert CODE.search("use x.max(-1)")
+    assert HINTS.keys() <= CATALOGUE.keys()
+    mistakes = [*CATALOGUE.values(), *TROUBLES.values()]
+    for exercise in EXERCISES.values():
+        assert not CODE.search(exercise.hint), exercise.hint
+        mistakes += [guess.mistake for guess in exercise.guesses]
+        mistakes += [slip.mistake for asked in exercise.functions for slip in asked.slips()]
+    for mistake in mistakes:
+        assert not CODE.search(hint_for(mistake)), hint_for(mistake)
 
 
 def test_formulas_are_those_of_the_library() -> None:

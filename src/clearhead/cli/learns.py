@@ -23,7 +23,7 @@ def learn(
     start: Annotated[
         Path | None, typer.Option(help="Write a file to start from; one that is there is left.", metavar="FILE")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="How long a solution may take.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="How long a solution may take.")] = 120.0,
     forget: Annotated[
         bool, typer.Option("--forget", help="Forget what was solved, of one exercise or of all; it asks first.")
     ] = False,

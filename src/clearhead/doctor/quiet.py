@@ -22,12 +22,20 @@ class Late(BaseException):
 
 
 @contextlib.contextmanager
-def quiet(library: str) -> Iterator[io.StringIO]:
-    """Nothing that somebody's function prints, warns of or reads belongs into a report; what it printed is yielded."""
+def quiet(library: str, *, limited: bool = True) -> Iterator[io.StringIO]:
+    """Nothing that somebody's function prints, warns of or reads belongs into a report; what it printed is yielded.
+
+    Without a limit it may take as long as it wants, as a file may that imports large libraries.
+    """
     torch = sys.modules.get("torch")
     grad = torch.no_grad() if torch is not None and library == "torch" else contextlib.nullcontext()
     arguments, typed, printed = sys.argv, sys.stdin, io.StringIO()
-    with warnings.catch_warnings(), np.errstate(all="ignore"), grad, _limited():
+    with (
+        warnings.catch_warnings(),
+        np.errstate(all="ignore"),
+        grad,
+        _limited() if limited else contextlib.nullcontext(),
+    ):
         warnings.simplefilter("ignore")
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
             # the command line and what is typed are this program's, and none of the function's

@@ -88,8 +88,9 @@ def _handed(value: Any, library: str) -> Any:
         return iter(value)
     if not isinstance(value, np.ndarray):
         return value
-    dtype = str(value.dtype)
-    return make(library, value, "float32" if value.dtype.kind == "f" else dtype)
+    # JAX has whole numbers of 32 bits
+    kinds = {"f": "float32", "i": "int32" if library == "jax" else "int64"}
+    return make(library, value, kinds.get(value.dtype.kind, str(value.dtype)))
 
 
 def _changed(array: Any, before: np.ndarray, library: str) -> bool:

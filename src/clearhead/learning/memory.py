@@ -61,23 +61,23 @@ def _in_numpy(function: Any, arguments: tuple[Any, ...], length: int) -> str:
 
 
 def _in_torch(function: Any, arguments: tuple[Any, ...], length: int) -> str:
-    """The largest tensor that any operation gives that has memory of its own."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+    """The largest tensor that any of PyTorch's functions gives, by the memory that it has."""
+    from torch.overrides import TorchFunctionMode
 
-    class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
-        """Sees every operation."""
+    class Largest(TorchFunctionMode):
+        """Sees every function that is called."""
 
         most = 0
 
-        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = operation(*args, **(kwargs or {}))
+        def __torch_function__(self, called: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = called(*args, **(kwargs or {}))
             for one in result if isinstance(result, tuple | list) else (result,):
                 if isinstance(one, sys.modules["torch"].Tensor):
                     # a view such as an expanded row counts with the memory that it has
                     self.most = max(self.most, one.untyped_storage().nbytes() // one.element_size())
             return result
 
-    with Largest() as seen:  # type: ignore[no-untyped-call]  # PyTorch's
+    with Largest() as seen:
         function(*arguments)
     return f"with {length:,} positions a tensor had {seen.most:,} numbers" if seen.most >= length**2 else ""
 

@@ -7,6 +7,7 @@ from typing import Any
 from clearhead.learning import typed_answers
 from clearhead.learning.contents import EXERCISES
 from clearhead.learning.exercise import Exercise
+from clearhead.learning.hints import hint_for
 from clearhead.learning.judging import Found, examine
 from clearhead.learning.outcome import Outcome
 
@@ -35,7 +36,7 @@ def told(exercise: Exercise, found: Found | None, of: str = "") -> Outcome:
         explained = exercise.explained() if exercise.explained is not None else ""
         return Outcome(number, title, True, explained=explained, following=words)
     mistake = found.mistake
-    hint = exercise.hint if mistake.name in OWN_HINT or not mistake.mends else mistake.mends
+    hint = exercise.hint if mistake.name in OWN_HINT or not mistake.mends else hint_for(mistake)
     seen = f"{of}{found.seen}"
     return Outcome(
         number, title, False, mistake.name, mistake.title, seen, mistake.why, hint, found.example, found.data

@@ -35,7 +35,7 @@ def learn(number: int | None = None, /, *answer: Any, keep: bool = True) -> Cont
     scale-d: the scores are divided by D, not by √D
       seen  that formula gives every digit of all 7 answers
       why   the root is missing, or the scale is applied twice: attention comes out too flat
-      hint  divide by D ** 0.5, once
+      hint  a root is taken, and it is divided by once
       the smallest example found:
         q = [[3, -1]]
         k = [[3, 2]]
