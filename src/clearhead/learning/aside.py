@@ -41,7 +41,7 @@ def examined(exercise: Exercise, path: Path, name: str = "", seconds: float = SE
         answer = Path(folder) / "found.json"
         paths = os.pathsep.join(path for path in sys.path if path)
         child = subprocess.Popen(
-            [sys.executable, "-m", "clearhead.learning.aside", str(exercise.number), str(path.resolve()), name,
+            [sys.executable, "-P", "-m", "clearhead.learning.aside", str(exercise.number), str(path.resolve()), name,
              str(answer), str(seconds)],
             env={**os.environ, "PYTHONPATH": paths}, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -92,11 +92,12 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def functions_of(path: Path, exercise: Exercise, name: str = "") -> tuple[Any, ...]:
     """The functions that an exercise asks for, out of a file: by their names, or the only one that there is."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # a name of its own: a file that is called random.py must not be taken for the library's
+    spec = importlib.util.spec_from_file_location(f"solution_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and the like look for their module there
+    sys.modules[module.__name__] = module  # dataclasses and the like look for their module there
     sys.path.insert(0, str(path.parent))
     with quiet("numpy", limited=False):
         try:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from clearhead.doctor.mistake import Mistake
-from clearhead.doctor.variants import RIGHT, Variant, broken, compute
+from clearhead.doctor.variants import RIGHT, SETTINGS, Variant, broken, compute
+from clearhead.doctor.weighing import RARE_AXES
 from clearhead.learning.exercise import Slip
 
 
@@ -21,11 +23,18 @@ def by_variant(
     """
 
     def made() -> Iterator[Slip]:
-        for variant in (functools.partial(broken, RIGHT, False) if variants is None else variants)():
+        for variant in (_usual if variants is None else variants)():
             if variant.mistakes:
                 yield Slip(both(variant.mistakes), functools.partial(formula, variant))
 
     return made
+
+
+def _usual() -> Iterator[Variant]:
+    """What the doctor tries, and a scale that is wrong beside any softmax that is."""
+    yield from broken(RIGHT, False)
+    for scale, axis in itertools.product(SETTINGS["scale"], RARE_AXES):
+        yield Variant(scale=scale, axis=axis)
 
 
 def both(mistakes: tuple[Mistake, ...]) -> Mistake:
