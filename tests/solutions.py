@@ -145,6 +145,9 @@ WRONG: dict[int, dict[str, str]] = {
         "    return softmax(x @ w_q @ (memory @ w_k).T / np.sqrt(x.shape[-1])) @ (memory @ w_v)",
         "no-scale": SOFTMAX + "def cross_attention(x, memory, w_q, w_k, w_v):\n"
         "    return softmax(x @ w_q @ (memory @ w_k).T) @ (memory @ w_v)",
+        "no-maximum-subtracted": "def cross_attention(x, memory, w_q, w_k, w_v):\n"
+        "    w = np.exp(x @ w_q @ (memory @ w_k).T / np.sqrt(w_q.shape[1]))\n"
+        "    return w / w.sum(1, keepdims=True) @ (memory @ w_v)",
         "queries-from-the-memory": SOFTMAX + "def cross_attention(x, memory, w_q, w_k, w_v):\n"
         "    q, k, v = memory @ w_q, x @ w_k, x @ w_v\n    return softmax(q @ k.T / np.sqrt(q.shape[-1])) @ v",
     },

@@ -190,6 +190,7 @@ WRONG: dict[int, dict[str, str]] = {
         .replace("values = np", "all_values = np")
         .replace("(keys @", "(all_keys @").replace("@ values)", "@ all_values)"),
         "no-scale": SOFTMAX + DECODE.replace(" / np.sqrt(q.shape[-1])", ""),
+        "no-maximum-subtracted": SOFTMAX.replace(" - x.max(-1, keepdims=True)", "") + DECODE,
         "cache-grown-at-the-front": SOFTMAX + DECODE.replace("[keys, k[:, None]]", "[k[:, None], keys]").replace(
             "[values, v[:, None]]", "[v[:, None], values]"),
     },
@@ -199,6 +200,9 @@ WRONG: dict[int, dict[str, str]] = {
         "    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v",
         "one-key-head-for-all": "def grouped_attention(q, k, v):\n"
         "    return torch.softmax(q @ k[0].T * q.shape[-1] ** -0.5, -1) @ v[0]",
+        "no-maximum-subtracted": "def grouped_attention(q, k, v):\n"
+        "    k, v = (np.repeat(x, len(q) // len(k), 0) for x in (k, v))\n"
+        "    w = np.exp(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]))\n    return w / w.sum(-1, keepdims=True) @ v",
         "no-scale": SOFTMAX + "def grouped_attention(q, k, v):\n"
         "    k, v = (np.repeat(x, len(q) // len(k), 0) for x in (k, v))\n"
         "    return softmax(q @ k.swapaxes(1, 2)) @ v",

@@ -27,7 +27,9 @@ def _crossing() -> list[Case]:
         shapes = ((queries, width), (keys, other), (width, features), (other, features), (other, out))
         arrays = drawn(90 + seed, *shapes, whole=seed < 4)
         found.append(dict(zip(("x", "memory", "w_q", "w_k", "w_v"), arrays, strict=True)))
-    return found
+    one = np.ones((1, 1))
+    large = {"x": 1000 * one, "memory": np.array([[1.0], [2.0]]), "w_q": one, "w_k": one, "w_v": one}
+    return [*found[:2], large, *found[2:]]
 
 
 def _crossed(asks: str = "x", offers: str = "m", passes: str = "m", scale: str = "features") -> Callable[..., Arrays]:
@@ -40,6 +42,12 @@ def _crossed(asks: str = "x", offers: str = "m", passes: str = "m", scale: str =
         return np.asarray(attention(q, k, v, scale=1 / math.sqrt(divisor)))
 
     return made
+
+
+def _unshifted(q: Arrays, k: Arrays, v: Arrays) -> Arrays:
+    """Attention whose exponentials are taken as they come, and overflow where scores are large."""
+    weights = np.exp(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1]))
+    return weights / weights.sum(-1, keepdims=True) @ v
 
 
 def _exchanged(x: Arrays, memory: Arrays, w_q: Arrays, w_k: Arrays, w_v: Arrays) -> Arrays:
@@ -80,7 +88,8 @@ CROSS = Exercise(
     "09_cross_attention",
     """Write cross_attention(x, memory, w_q, w_k, w_v): the positions of x attend to those of memory. x has the shape
 (queries, width), memory (keys, other width); queries are x @ w_q, and so on. The result has a row for each
-position of x. It is scaled by the features of a query, which is not the width of x.""",
+position of x. It is scaled by the features of a query, which is not the width of x.
+Scores may be large.""",
     "who asks is projected to queries; who is asked, to keys and to values",
     functions=(
         Function(
@@ -96,6 +105,10 @@ position of x. It is scaled by the features of a query, which is not the width o
                 (CATALOGUE["scale-d-model"], _crossed(scale="memory")),
                 (CATALOGUE["keys-and-values-swapped"], _exchanged),
                 (BARE, _bare),
+                (
+                    CATALOGUE["no-maximum-subtracted"],
+                    lambda x, memory, w_q, w_k, w_v: _unshifted(x @ w_q, memory @ w_k, memory @ w_v),
+                ),
             ),
         ),
     ),
@@ -228,7 +241,8 @@ def _group_cases() -> list[Case]:
         shapes = ((heads, queries, features), (groups, keys, features), (groups, keys, width))
         q, k, v = drawn(150 + seed, *shapes, whole=seed < 4)
         found.append({"q": q, "k": k, "v": v})
-    return found
+    large = {"q": np.array([[[1000.0]]]), "k": np.array([[[1.0], [2.0]]]), "v": np.array([[[0.0], [1.0]]])}
+    return [*found[:2], large, *found[2:]]
 
 
 def _grouped(variant: Variant, q: Arrays, k: Arrays, v: Arrays) -> Arrays | None:
@@ -255,6 +269,10 @@ ONE_KEY = Mistake(
 def _group_slips() -> Iterator[Slip]:
     yield Slip(ONE_KEY, _of_the_first)
     yield Slip(ONE_KEY, _of_the_mean)
+    yield Slip(
+        CATALOGUE["no-maximum-subtracted"],
+        lambda q, k, v: _unshifted(q, *(np.repeat(one, len(q) // len(k), 0) for one in (k, v))),
+    )
     yield from by_variant(_grouped)()
 
 
@@ -264,7 +282,8 @@ GROUPED = Exercise(
     "16_grouped",
     """Write grouped_attention(q, k, v): q has the shape (heads, queries, features), k and v (key heads, keys, ·),
 fewer heads. Neighbours share: with 6 heads and 2 key heads, heads 0, 1 and 2 use key head 0, and 3, 4 and 5
-key head 1.""",
+key head 1.
+Scores may be large.""",
     "how many query heads come to one key head is a quotient; neighbours stay together",
     functions=(
         Function("grouped_attention", ("q", "k", "v"), attention, _group_cases, _group_slips),

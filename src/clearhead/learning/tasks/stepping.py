@@ -85,7 +85,9 @@ def _caches() -> list[Case]:
         one, many = (heads, features), (heads, held, features)
         arrays = drawn(250 + seed, one, one, one, many, many, whole=seed < 4)
         found.append(dict(zip(("q", "k", "v", "keys", "values"), arrays, strict=True)))
-    return found
+    one = np.ones((1, 1))
+    large = {"q": 1000 * one, "k": one, "v": one, "keys": 2 * one[None], "values": 3 * one[None]}
+    return [*found[:2], large, *found[2:]]
 
 
 def _decoded(kind: str = "") -> Callable[..., tuple[Arrays, Arrays, Arrays]]:
@@ -94,7 +96,7 @@ def _decoded(kind: str = "") -> Callable[..., tuple[Arrays, Arrays, Arrays]]:
         grown = [np.concatenate([x[:, None], y] if first else [y, x[:, None]], 1) for x, y in ((k, keys), (v, values))]
         seen = (keys, values) if kind == "unseen" else (k[:, None], v[:, None]) if kind == "alone" else grown
         scores = np.einsum("hd,hnd->hn", q, seen[0]) / (1.0 if kind == "unscaled" else math.sqrt(q.shape[-1]))
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights = np.exp(scores - (0.0 if kind == "unshifted" else scores.max(-1, keepdims=True)))
         weights /= weights.sum(-1, keepdims=True)
         output = np.einsum("hn,hnd->hd", weights, seen[1])
         if kind == "mean":
@@ -136,7 +138,8 @@ DECODE = Exercise(
     """One token is generated: its q, k and v have the shape (heads, features); keys and values of all tokens before
 it lie in caches (heads, tokens, features), which may be empty. Write decode_step(q, k, v, keys, values):
 return (output, keys, values): attention of the new token over all tokens and itself, (heads, features), and
-the caches with it at their end. The caches that were handed over stay as they are.""",
+the caches with it at their end. The caches that were handed over stay as they are.
+Scores may be large.""",
     "one query a head: the scores of a head are one row",
     functions=(
         Function(
@@ -147,6 +150,7 @@ the caches with it at their end. The caches that were handed over stay as they a
                 (IN_FRONT, _decoded("first")),
                 (ALONE, _decoded("alone")),
                 (CATALOGUE["no-scale"], _decoded("unscaled")),
+                (OVER, _decoded("unshifted")),
             ),
             gives=("output", "keys", "values"),
         ),
