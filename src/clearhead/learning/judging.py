@@ -28,6 +28,8 @@ EPS = float(np.finfo(np.float32).eps)
 ROUNDINGS = 6
 # Arrays with more numbers than this are not written out in an example
 MOST = 48
+# A difference that one sees at a glance
+SEEN = 0.01
 # What is wrong by less than this, relative to the largest number, is right but for digits that were lost
 NEARLY = 1e-3
 
@@ -81,7 +83,7 @@ class _Trial:
         slip = self._slip()
         if slip is not None:
             count = len(self.calls)
-            return self._told(slip, f"that formula gives every digit of all {count} answers", wrong[0])
+            return self._told(slip, f"that formula gives every digit of all {count} answers", self._plainest(wrong))
         spoiled = self._written()
         if spoiled is not None:
             return spoiled
@@ -109,7 +111,13 @@ class _Trial:
             return self._told(TROUBLES["precision-lost"], words, wrong[0])
         others = (call.answer for call in self.calls if isinstance(call.answer, Trouble))
         more = "".join(f"; on another {one.seen}" for one in list(others)[:1])
-        return self._told(TROUBLES["unknown"], f"of {count} problems {right} were right{more}", wrong[0])
+        words = f"of {count} problems {right} were right{more}"
+        return self._told(TROUBLES["unknown"], words, self._plainest(wrong))
+
+    def _plainest(self, wrong: list[int]) -> int:
+        """The smallest case in which one sees what is wrong: a difference in the sixth decimal shows little."""
+        few = [i for i in wrong if _size(self.cases[i]) <= MOST]
+        return next((i for i in few if _far(*self._pair(i))), wrong[0])
 
     def _slip(self) -> Mistake | None:
         """The first mistake whose formula gives what the function gave, everywhere."""
@@ -284,6 +292,15 @@ def _spoiled(expected: Answer, got: Answer) -> bool:
     return any(b.dtype.kind == "f" and (~np.isfinite(b)).any() and np.isfinite(a).all() for a, b in pairs)
 
 
+def _far(expected: Answer, got: Answer) -> bool:
+    """True where two decimals tell the answers apart."""
+    pairs = list(zip(expected, got, strict=False))
+    if len(got) != len(expected) or any(one.shape != other.shape for one, other in pairs):
+        return True
+    with np.errstate(all="ignore"):
+        return any(not (np.abs(one.astype(float) - other.astype(float)) < SEEN).all() for one, other in pairs)
+
+
 def _distance(expected: Answer, got: Answer) -> float:
     """The largest difference, relative to the largest number; ∞ where it cannot be said."""
     found = 0.0 if len(expected) == len(got) else np.inf
@@ -315,6 +332,8 @@ def _example(
             break
     name = f"{asked.gives[at]} " if asked.gives and not words else ""
     wanted, came = expected[at], got[at] if at < len(got) else None
+    if came is not None and wanted.dtype.kind == "b" and np.isin(came, (0, 1)).all():
+        came = came.astype(bool)
     lines = [f"{name} = {_spelled(array)}" for name, array in inputs.items()]
     lines.append(f"expected {name}{_spelled(wanted, figure)}")
     lines.append(f"got      {name}{words if came is None else _spelled(came, figure)}")

@@ -21,15 +21,15 @@ Arrays = np.ndarray
 def _crossing() -> list[Case]:
     """x (T, E), memory (S, F), and projections to D and Dv features."""
     found = []
-    sizes = ((1, 1, 1, 1, 1, 1), (1, 2, 1, 1, 1, 1), (1, 2, 2, 2, 1, 1), (2, 3, 2, 2, 2, 2), (3, 5, 7, 11, 4, 2))
-    square = ((3, 3, 5, 5, 5, 5),)  # where everything fits everything, mistakes do not raise
-    for seed, (queries, keys, width, other, features, out) in enumerate((*sizes, *square)):
+    small = ((1, 1, 1, 1, 1, 1), (1, 2, 1, 1, 1, 1), *[(1, 2, 2, 2, 1, 1)] * 4, (2, 3, 2, 2, 2, 2))
+    large = ((3, 5, 7, 11, 4, 2), (3, 3, 5, 5, 5, 5))  # in the last everything fits everything: mistakes do not raise
+    for seed, (queries, keys, width, other, features, out) in enumerate((*small, *large)):
         shapes = ((queries, width), (keys, other), (width, features), (other, features), (other, out))
         arrays = drawn(90 + seed, *shapes, whole=seed < 4)
         found.append(dict(zip(("x", "memory", "w_q", "w_k", "w_v"), arrays, strict=True)))
     one = np.ones((1, 1))
-    large = {"x": 1000 * one, "memory": np.array([[1.0], [2.0]]), "w_q": one, "w_k": one, "w_v": one}
-    return [*found[:2], large, *found[2:]]
+    far = {"x": 1000 * one, "memory": np.array([[1.0], [2.0]]), "w_q": one, "w_k": one, "w_v": one}
+    return [*found[:2], far, *found[2:]]
 
 
 def _crossed(asks: str = "x", offers: str = "m", passes: str = "m", scale: str = "features") -> Callable[..., Arrays]:
@@ -76,6 +76,12 @@ HALF = Mistake(
     "a key and its value belong to the same position",
     "say of each projection what it is a projection of",
 )
+WIDTH = Mistake(
+    "scale-d-model",
+    "the scores are divided by the root of the width of x or of the memory",
+    "a query has as many features as its projection gives it, and these are multiplied",
+    "print the shape of the queries, once they are projected",
+)
 BARE = Mistake(
     "projections-forgotten",
     "the projections are not used",
@@ -101,8 +107,8 @@ Scores may be large.""",
                 (HALF, _crossed("x", "m", "x")),
                 (HALF, _crossed("x", "x", "m")),
                 (CATALOGUE["no-scale"], _crossed(scale="none")),
-                (CATALOGUE["scale-d-model"], _crossed(scale="model")),
-                (CATALOGUE["scale-d-model"], _crossed(scale="memory")),
+                (WIDTH, _crossed(scale="model")),
+                (WIDTH, _crossed(scale="memory")),
                 (CATALOGUE["keys-and-values-swapped"], _exchanged),
                 (BARE, _bare),
                 (

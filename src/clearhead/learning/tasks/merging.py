@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -142,6 +143,11 @@ def _merged(output_a: Arrays, lse_a: Arrays, output_b: Arrays, lse_b: Arrays) ->
     return np.asarray(whole.output), np.asarray(whole.lse)
 
 
+OVER_ALL = replace(
+    OVER,
+    title="e to the power of a log-sum-exp is taken as it is",
+    mends="only how far the two log-sum-exps are apart decides the shares",
+)
 MEAN = Mistake(
     "parts-averaged",
     "both parts count the same",
@@ -184,7 +190,7 @@ over all keys, exactly. A log-sum-exp may be 1000, and is −∞ where a part ha
         Function(
             "merge_parts", ("output_a", "lse_a", "output_b", "lse_b"), _merged, _halves,
             slips(
-                (OVER, _joined("naive")),
+                (OVER_ALL, _joined("naive")),
                 (MEAN, _joined("mean")),
                 (SUMMED, _joined("sum")),
                 (BY_LOGARITHM, _joined("by lse")),

@@ -22,9 +22,10 @@ Arrays = np.ndarray
 
 def _tiles() -> list[Case]:
     found = []
-    sizes = ((1, 2, 1, 1, 1), (1, 3, 1, 1, 2), (2, 4, 2, 2, 2), (2, 5, 2, 2, 3), (7, 11, 3, 2, 4))
+    small = ((1, 2, 1, 1, 1), *[(1, 3, 1, 1, 2)] * 4, *[(2, 4, 2, 2, 2)] * 2)
+    sizes = (*small, (2, 5, 2, 2, 3), (7, 11, 3, 2, 4))
     for seed, (queries, keys, features, width, tile) in enumerate(sizes):
-        q, k, v = drawn(230 + seed, (queries, features), (keys, features), (keys, width), whole=seed < 3)
+        q, k, v = drawn(230 + seed, (queries, features), (keys, features), (keys, width), whole=seed < len(small))
         found.append({"q": q, "k": k, "v": v, "tile": tile})
     large = {"q": np.array([[1000.0]]), "k": np.array([[1.0], [2.0], [0.0]]), "v": np.array([[0.0], [1.0], [2.0]])}
     below = large | {"k": np.array([[-1.0], [-2.0], [-3.0]])}
