@@ -86,8 +86,8 @@ def _caches() -> list[Case]:
         one, many = (heads, features), (heads, held, features)
         arrays = drawn(250 + seed, one, one, one, many, many, whole=seed < 4)
         found.append(dict(zip(("q", "k", "v", "keys", "values"), arrays, strict=True)))
-    one = np.ones((1, 1))
-    large = {"q": 1000 * one, "k": one, "v": one, "keys": 2 * one[None], "values": 3 * one[None]}
+    unit = np.ones((1, 1))
+    large = {"q": 1000 * unit, "k": unit, "v": unit, "keys": 2 * unit[None], "values": 3 * unit[None]}
     return [*found[:2], large, *found[2:]]
 
 
