@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 import sys
 import warnings
 from collections.abc import Callable
@@ -56,10 +55,6 @@ def writing(q: Any, k: Any) -> Any:
 def writing_and_wrong(q: Any, k: Any) -> Any:
     k *= 2
     return right(q, k) + 1
-
-
-def by_chance(q: Any, k: Any) -> Any:
-    return right(q, k) if random.random() < 2 and not hasattr(by_chance, "called") else np.zeros((len(q), len(k)))
 
 
 class Late:
