@@ -30,7 +30,7 @@ project = "clearhead"
 author = "the clearhead authors"
 copyright = author
 release = version = __version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx_copybutton", "sphinx_gallery.gen_gallery"]
+extensions = ["myst_nb", "public_names", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx_copybutton", "sphinx_gallery.gen_gallery"]
 exclude_patterns = ["_made", "pictures", "gallery/*.ipynb", "Thumbs.db"]
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb"}
 

@@ -33,6 +33,12 @@ class Method:
     A subclass says what it computes (`run`), the weights that this implies for some queries (`rows`, None where there
     are none), why it has no causal form (`acausal`, None where it has one), whether there are scores to scale
     (`scaled`) and what it costs (`spent`).
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 7, 4))
+    >>> method = ch.performer(16)
+    >>> isinstance(method, ch.Method), method(q, k, v, mask=ch.causal()).shape
+    (True, (2, 7, 4))
     """
 
     source: ClassVar[str] = ""

@@ -32,7 +32,14 @@ KINDS = (np.ndarray, list, tuple)
 
 
 def where(array: Array) -> Mask:
-    """A boolean array as a mask value, True where a query may attend; it broadcasts to (*batch, heads, T, S)."""
+    """A boolean array as a mask value, True where a query may attend; it broadcasts to (*batch, heads, T, S).
+
+    >>> import numpy as np
+    >>> print(where(np.eye(3, dtype=bool)).picture(3))
+    ■ · ·
+    · ■ ·
+    · · ■
+    """
     return as_mask("where", _own(array))
 
 

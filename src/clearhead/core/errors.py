@@ -5,6 +5,14 @@ class ArgumentError(ValueError):
     """An argument is wrong; the message names it, says what it is and what was expected.
 
     `rows` is the batch that a part of a mask was made for, where that is what does not fit.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 7, 4))
+    >>> try:
+    ...     ch.attention(q, k[..., :3], v)
+    ... except ch.ArgumentError as wrong:
+    ...     print(wrong.argument, "|", wrong)
+    k | k: has 3 features (shape (2, 7, 3)), expected 4 as q has
     """
 
     def __init__(self, argument: str, problem: str, rows: tuple[int, ...] = ()) -> None:
@@ -13,7 +21,16 @@ class ArgumentError(ValueError):
 
 
 class KernelRefused(RuntimeError):
-    """A kernel asked for by name cannot take this problem; it is never replaced by another in silence."""
+    """A kernel asked for by name cannot take this problem; it is never replaced by another in silence.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 7, 4))
+    >>> try:
+    ...     ch.attention(q, k, v, kernel="triton")
+    ... except ch.KernelRefused as refused:
+    ...     print(refused.kernel, "|", refused.reason)
+    triton | it takes PyTorch tensors on a GPU, not numpy arrays
+    """
 
     def __init__(self, kernel: str, reason: str) -> None:
         super().__init__(f"kernel {kernel!r} refused: {reason}")

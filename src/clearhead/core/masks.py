@@ -336,7 +336,14 @@ def documents(ids: object, queries: object = None) -> Mask:
 
 
 def prefix(n: object) -> Mask:
-    """The first `n` keys are seen by every query; a prefix language model is `prefix(n) | causal()`."""
+    """The first `n` keys are seen by every query; a prefix language model is `prefix(n) | causal()`.
+
+    >>> print((prefix(2) | causal()).picture(4))
+    ■ ■ · ·
+    ■ ■ · ·
+    ■ ■ ■ ·
+    ■ ■ ■ ■
+    """
     return Before("prefix", whole_numbers("prefix", n, least=0))
 
 

@@ -26,6 +26,12 @@ class Partial(Generic[ArrayT]):
 
     Largest score and entropy are merged too where every part has them. `share` is the sum of the keys' weights (…, T)
     where a sink has the rest; None says that there is no sink. Only the entropy needs it.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 7, 4))
+    >>> part = ch.observe(q, k[:, :3], v[:, :3]).partial
+    >>> part.output.shape, part.lse.shape
+    ((2, 7, 4), (2, 7))
     """
 
     output: ArrayT

@@ -290,7 +290,18 @@ def blocks(array: object, size: int) -> Mask:
 
 
 def random_blocks(block: int, *, count: int, seed: int = 0) -> Mask:
-    """Each block of queries sees `count` random blocks of keys; the same seed gives the same blocks everywhere."""
+    """Each block of queries sees `count` random blocks of keys; the same seed gives the same blocks everywhere.
+
+    >>> print(random_blocks(2, count=1, seed=3).picture(8))
+    · · · · · · ■ ■
+    · · · · · · ■ ■
+    ■ ■ · · · · · ·
+    ■ ■ · · · · · ·
+    ■ ■ · · · · · ·
+    ■ ■ · · · · · ·
+    · · ■ ■ · · · ·
+    · · ■ ■ · · · ·
+    """
     introduce()
     if at_least("seed", seed) != seed:
         raise ArgumentError("seed", f"is {shown(seed)}, expected a whole number of at most 2**61")

@@ -21,6 +21,15 @@ def parallel(mesh: Any = None, placement: Placement | None = None, *, timeout: f
     model's own mask allows. With a placement every rank runs the model on its part of the sequences, `shard(tokens,
     placement, rank, axis=1)`, and positions, masks and gradients are those of the whole ones; layers of `clearhead.nn`
     take that. A part of a loss belongs to each rank then, and gradients of weights are to be added up over ranks.
+
+    >>> import torch, torch.distributed as dist, clearhead as ch
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # here a world of one process
+    >>> attend = ch.nn.MultiHeadAttention(16, 2, causal=True)
+    >>> with ch.distributed.parallel(), torch.no_grad():
+    ...     output = attend(torch.randn(1, 7, 16))
+    >>> output.shape
+    torch.Size([1, 7, 16])
+    >>> dist.destroy_process_group()
     """
     group = group_of(mesh)
     links = Links(group, timeout)

@@ -101,6 +101,12 @@ def on_disk(path: str | os.PathLike[str], name: str | None = None) -> DiskArray:
     """An array of a file, which is not read: a .npy file, or by its name one of a .npz or .safetensors file.
 
     Members of a .npz file are read where they lie, so it has to be one of `np.savez`, which does not compress.
+
+    >>> import tempfile, numpy as np
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/k.npy", np.zeros((2, 1000, 4), dtype=np.float32))
+    ...     on_disk(f"{folder}/k.npy").shape
+    (2, 1000, 4)
     """
     place = Path(path)
     try:

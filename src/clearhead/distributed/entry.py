@@ -49,6 +49,14 @@ def attention(
 
     Parts travel and add up in float32 (float64 for float64). Gradients flow into q, k and v; those of sinks and of a
     learned bias are this rank's share, to be added up over ranks as those of any other weight.
+
+    >>> import torch, torch.distributed as dist, clearhead as ch
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # here a world of one process
+    >>> q, k, v = torch.randn(3, 2, 7, 4)
+    >>> output = ch.distributed.attention(q, k, v, mask=ch.causal())
+    >>> torch.allclose(output, ch.attention(q, k, v, mask=ch.causal()), atol=1e-6)
+    True
+    >>> dist.destroy_process_group()
     """
     given = locals()
     if _of_jax(q):
@@ -89,6 +97,13 @@ def observe(
     Of the queries that lie here: output, lse, max_score, entropy, top (with the positions of keys in the whole
     sequence) and weights. Of the keys that lie here: received. On every rank the same: map, and queries, which are
     positions in the whole sequence. All but received, map and weights come out of the first pass.
+
+    >>> import torch, torch.distributed as dist, clearhead as ch
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # here a world of one process
+    >>> q, k, v = torch.randn(3, 2, 7, 4)
+    >>> ch.distributed.observe(q, k, v, mask=ch.causal(), received=True, top=2).top.indices.shape
+    torch.Size([2, 7, 2])
+    >>> dist.destroy_process_group()
     """
     given = locals()
     asked = {name: given[name] for name in ("top", "received", "map", "queries", "weights")}

@@ -18,6 +18,12 @@ def gather(
     """The whole tensor, positions in order, from the part that each rank holds; it carries no gradient.
 
     Every rank calls it. The other axes are the same on every rank.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # here a world of one process
+    >>> gather(torch.zeros(2, 7, 4), Placement.contiguous(7, 1)).shape
+    torch.Size([2, 7, 4])
+    >>> dist.destroy_process_group()
     """
     links = Links(group_of(mesh), timeout)
     if placement.world != links.world:

@@ -20,7 +20,13 @@ from clearhead.core.grid import blocks
 
 @dataclass(frozen=True, repr=False)
 class Placement:
-    """The runs of positions that each rank holds; `pairs`, where they were counted, are those of its queries."""
+    """The runs of positions that each rank holds; `pairs`, where they were counted, are those of its queries.
+
+    >>> Placement.contiguous(10, 4)
+    Placement(10 positions on 4 ranks, contiguous, at most 1 runs each)
+    >>> Placement.contiguous(10, 4).lengths
+    (2, 3, 2, 3)
+    """
 
     n: int
     runs: tuple[tuple[range, ...], ...]

@@ -91,7 +91,14 @@ def stream_observe(
     queries: Any = None,
     weights: bool = False,
 ) -> Observed:
-    """`stream`, and what was attended to; received, map and weights read all keys a second time."""
+    """`stream`, and what was attended to; received, map and weights read all keys a second time.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 50, 8))
+    >>> seen = ch.distributed.stream_observe(q, (k, v), chunk=16, mask=ch.causal(), received=True)
+    >>> bool(np.allclose(seen.received, ch.observe(q, k, v, mask=ch.causal(), received=True).received))
+    True
+    """
     asked = {"top": top, "received": received, "map": map, "queries": queries, "weights": weights}
     return Stream({**locals(), "there": False}, asked).observed()
 

@@ -69,7 +69,13 @@ class Checked:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report:
-    """Whether a function is right: `right` says so, `names` are the mistakes. `print` it, or ask for `json()`."""
+    """Whether a function is right: `right` says so, `names` are the mistakes. `print` it, or ask for `json()`.
+
+    >>> import clearhead as ch
+    >>> report = ch.check(ch.attention)
+    >>> report.right, [finding.name for finding in report.findings]
+    (True, [])
+    """
 
     function: str
     conventions: dict[str, str]

@@ -27,6 +27,13 @@ class LayerTrace(Paged):
 
     `x` is (T, E) with the positions added, `q` (T, heads · D), `k` and `v` (T, key heads · D); `heads` has the `Trace`
     of each head. `merged` is what the heads give for the query, and `output` what `w_o` makes of it.
+
+    >>> import clearhead as ch
+    >>> from clearhead.textbook.layers import LAYERS
+    >>> bank = LAYERS["bank_river"]
+    >>> steps = ch.trace_layer(**bank.arguments, query="bank", tokens=bank.tokens)
+    >>> len(steps.heads), steps.heads[0].row.weights.round(3).tolist()
+    (2, [0.011, 0.011, 0.011, 0.183, 0.022, 0.011, 0.752])
     """
 
     embedded: np.ndarray

@@ -33,6 +33,14 @@ class Trace(Paged):
     """One query of one call, step by step. Print it, or ask for `markdown()`, `html()`, `latex()` or `json()`.
 
     `row` holds every number. `query` is its position, `at` its batch row and head; `tokens` name the keys.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 7, 4))
+    >>> steps = ch.trace(q, k, v, query=3, head=1, mask=ch.causal())
+    >>> steps.query, steps.row.weights.round(2).tolist()
+    (3, [0.46, 0.46, 0.07, 0.01, 0.0, 0.0, 0.0])
+    >>> steps.why(5)
+    'causal() lets position 3 see keys up to 3'
     """
 
     problem: Problem

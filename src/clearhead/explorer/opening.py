@@ -50,7 +50,13 @@ VIEWS = (
 
 
 class Explorer:
-    """The page of one call. A notebook shows it; `open()` serves it, `save(path)` writes it."""
+    """The page of one call. A notebook shows it; `open()` serves it, `save(path)` writes it.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 7, 4))
+    >>> ch.explore(q, k, v)
+    Explorer of call, 7 queries over 7 keys; .open() shows it, .save('page.html') writes it
+    """
 
     def __init__(self, subject: Scene | Model | Pooled) -> None:
         self.subject = subject

@@ -20,6 +20,8 @@ from clearhead.core.mask import Mask
 from clearhead.core.masks import causal
 from clearhead.watching.flax_modules import FlaxWatch
 
+__all__ = ["attention", "watch"]
+
 
 def attention(
     query: Array,

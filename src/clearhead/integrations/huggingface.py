@@ -24,6 +24,8 @@ from clearhead.watching import mode
 from clearhead.watching.given import Given
 from clearhead.watching.wants import OWN, Wanted, wanted
 
+__all__ = ["register"]
+
 # where transformers 5 says that a run is to give attentions; private there, so looked for and not relied on
 collector: Any = None
 with suppress(ImportError, AttributeError):

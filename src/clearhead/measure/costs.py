@@ -14,13 +14,19 @@ from clearhead.explain.render.sheet import sheet
 from clearhead.measure.plans import quantity
 from clearhead.measure.tables import WIDTH, growth, laid_out
 
+__all__ = ["Configuration", "Cost", "Growth", "StepCost", "cost", "grown"]
+
 # A product of seven sizes up to this is still a float
 MOST = 2**40
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A model's attention: layers, query heads, key heads, features of a head, and how many tokens at once."""
+    """A model's attention: layers, query heads, key heads, features of a head, and how many tokens at once.
+
+    >>> cost(Configuration("mine", layers=2, heads=4, key_heads=4, features=32, tokens=128)).flops
+    17563648
+    """
 
     name: str
     layers: int
@@ -72,6 +78,9 @@ class StepCost:
       scale, which they take for part of the product.
     - held: bytes that there are at once while one layer does this step: q, k and v, what the step reads, and what it
       writes.
+
+    >>> [step.name for step in cost("GPT-3 175B").steps]
+    ['scores', 'scale', 'softmax', 'values']
     """
 
     name: str
@@ -83,7 +92,12 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call costs, all layers together; `fused_bytes` is what must move where the matrix is never built."""
+    """What one call costs, all layers together; `fused_bytes` is what must move where the matrix is never built.
+
+    >>> found = cost("GPT-3 175B")
+    >>> found.flops, found.cache_bytes
+    (20023137533952, 9663676416)
+    """
 
     configuration: Configuration
     steps: tuple[StepCost, ...]
@@ -212,7 +226,13 @@ COLUMNS = (("multiply_adds", 1000, ""), ("matrix_bytes", 1024, "B"), ("cache_byt
 
 @dataclass(frozen=True)
 class Growth:
-    """What a configuration costs as its tokens grow; growth is by the row before."""
+    """What a configuration costs as its tokens grow; growth is by the row before.
+
+    >>> print(grown("GPT-3 175B", [1024, 2048]))
+    tokens multiply-adds growth matrix growth   cache growth
+     1,024       2.484 T        18 GiB        4.5 GiB
+     2,048       9.934 T × 4.00 72 GiB × 4.00   9 GiB × 2.00
+    """
 
     costs: tuple[Cost, ...]
 

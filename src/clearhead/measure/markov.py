@@ -23,7 +23,13 @@ AT_ONCE = 64
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """A chain of steps among n positions, by weights or by q, k and the options of `attention`; see `chain`."""
+    """A chain of steps among n positions, by weights or by q, k and the options of `attention`; see `chain`.
+
+    >>> import numpy as np, clearhead as ch
+    >>> walk = ch.chain(np.array([[0.5, 0.5], [1.0, 0.0]]))
+    >>> walk.size, walk.stationary().round(4).tolist()
+    (2, [0.6667, 0.3333])
+    """
 
     size: int
     lead: tuple[int, ...]

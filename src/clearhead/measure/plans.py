@@ -30,6 +30,12 @@ class Plan:
     it. `bytes_moved` is what must be read and written once; `matrix_bytes` what the full T×S matrix would take.
     `gradients` is the kernel that gives them where PyTorch will ask for them, else None. `how` is the way that the
     kernel is reached, where there is more than one.
+
+    >>> import numpy as np, clearhead as ch
+    >>> x = np.zeros((8, 512, 64), dtype=np.float32)
+    >>> found = ch.plan(x, x, x, mask=ch.causal(), kernel="tiled")
+    >>> found.kernel, found.others["dense"]
+    ('tiled', "'tiled' was asked for")
     """
 
     kernel: str

@@ -69,6 +69,11 @@ class Profile:
 
     `stopped` says from which length on the formula was not run, and why; `ended` from which on nothing was. `method` is
     what was measured beside the kernel, if anything was, and `crossover` the length from which on it is the quicker.
+
+    >>> import clearhead as ch
+    >>> found = ch.profile([64, 128], heads=1, features=16)
+    >>> [point.length for point in found.points]
+    [64, 128]
     """
 
     heads: int

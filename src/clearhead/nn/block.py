@@ -22,6 +22,10 @@ class FeedForward(nn.Module):
     """Each position by itself: down(gelu(up(x))), or relu in its place, or, with "swiglu", down(silu(gate(x)) · up(x)).
 
     `hidden` is 4 · dim unless given; for SwiGLU two thirds of that, so that it has as many weights, in multiples of 8.
+
+    >>> import torch
+    >>> FeedForward(64, activation="swiglu")(torch.zeros(3, 10, 64)).shape
+    torch.Size([3, 10, 64])
     """
 
     def __init__(

@@ -18,6 +18,8 @@ from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
 from clearhead.nn.attend import size
 
+__all__ = ["H2O", "TOVA", "DropKV", "ObservedAttention", "Policy", "SnapKV", "StreamingLLM"]
+
 INFINITE = float("inf")
 
 
@@ -27,6 +29,19 @@ class Policy:
 
     `wants` is what is observed of every call. `carries` says that scores of earlier calls are added to, and `decodes`
     that keys are dropped after every token too, and not after prompts alone.
+
+    Another one is a subclass that says what to observe, and how keys are ranked by it:
+
+    >>> class Newest(Policy):
+    ...     wants = {"received": 1}
+    ...     def ranks(self, scores, positions, last):
+    ...         return positions.double()
+    >>> from clearhead.nn import KVCache, MultiHeadAttention
+    >>> cache = KVCache(keep=Newest(keep=8))
+    >>> with torch.no_grad():
+    ...     output = MultiHeadAttention(16, 2, causal=True)(torch.randn(1, 30, 16), cache=cache)
+    >>> cache.positions[0, 0].tolist()
+    [22, 23, 24, 25, 26, 27, 28, 29]
     """
 
     keep: int
@@ -59,7 +74,15 @@ class Policy:
 
 @dataclass(frozen=True)
 class H2O(Policy):
-    """Heavy hitters: the keys that received most of all queries so far, and the last `recent` tokens (H2O, 2023)."""
+    """Heavy hitters: the keys that received most of all queries so far, and the last `recent` tokens (H2O, 2023).
+
+    >>> from clearhead.nn import KVCache, MultiHeadAttention
+    >>> cache = KVCache(keep=H2O(keep=8, recent=4))
+    >>> with torch.no_grad():
+    ...     output = MultiHeadAttention(16, 2, causal=True)(torch.randn(1, 30, 16), cache=cache)
+    >>> cache.positions.shape
+    torch.Size([1, 2, 8])
+    """
 
     recent: int = 1
     wants: ClassVar[dict[str, Any]] = {"received": True}
@@ -77,7 +100,15 @@ class H2O(Policy):
 
 @dataclass(frozen=True)
 class ObservedAttention(Policy):
-    """The keys that received most of each query that could see them, on average; prompts only (as kvpress has it)."""
+    """The keys that received most of each query that could see them, on average; prompts only (as kvpress has it).
+
+    >>> from clearhead.nn import KVCache, MultiHeadAttention
+    >>> cache = KVCache(keep=ObservedAttention(keep=8))
+    >>> with torch.no_grad():
+    ...     output = MultiHeadAttention(16, 2, causal=True)(torch.randn(1, 30, 16), cache=cache)
+    >>> cache.positions.shape
+    torch.Size([1, 2, 8])
+    """
 
     wants: ClassVar[dict[str, Any]] = {"received": True}
     carries: ClassVar[bool] = True
@@ -93,6 +124,13 @@ class SnapKV(Policy):
     """The keys that the last `window` queries of a prompt looked at, evened out over `pool` neighbours (SnapKV, 2024).
 
     The window itself is kept, and so is every token after the prompt.
+
+    >>> from clearhead.nn import KVCache, MultiHeadAttention
+    >>> cache = KVCache(keep=SnapKV(keep=8, window=4))
+    >>> with torch.no_grad():
+    ...     output = MultiHeadAttention(16, 2, causal=True)(torch.randn(1, 30, 16), cache=cache)
+    >>> cache.positions.shape
+    torch.Size([1, 2, 8])
     """
 
     window: int = 32
@@ -127,7 +165,15 @@ class SnapKV(Policy):
 
 @dataclass(frozen=True)
 class TOVA(Policy):
-    """What the last query looks at, on average over all heads, which keep the same keys (TOVA, 2024)."""
+    """What the last query looks at, on average over all heads, which keep the same keys (TOVA, 2024).
+
+    >>> from clearhead.nn import KVCache, MultiHeadAttention
+    >>> cache = KVCache(keep=TOVA(keep=8))
+    >>> with torch.no_grad():
+    ...     output = MultiHeadAttention(16, 2, causal=True)(torch.randn(1, 30, 16), cache=cache)
+    >>> cache.positions.shape
+    torch.Size([1, 2, 8])
+    """
 
     wants: ClassVar[dict[str, Any]] = {"received": 1}
 
@@ -144,14 +190,30 @@ class TOVA(Policy):
 
 @dataclass(frozen=True)
 class DropKV(H2O):
-    """The keys without which outputs so far would change most (`observe(removal=True)`), and the last `recent`."""
+    """The keys without which outputs so far would change most (`observe(removal=True)`), and the last `recent`.
+
+    >>> from clearhead.nn import KVCache, MultiHeadAttention
+    >>> cache = KVCache(keep=DropKV(keep=8, recent=4))
+    >>> with torch.no_grad():
+    ...     output = MultiHeadAttention(16, 2, causal=True)(torch.randn(1, 30, 16), cache=cache)
+    >>> cache.positions.shape
+    torch.Size([1, 2, 8])
+    """
 
     wants: ClassVar[dict[str, Any]] = {"removal": True}
 
 
 @dataclass(frozen=True)
 class StreamingLLM(Policy):
-    """The first `sinks` tokens and the last ones (StreamingLLM, 2023); positions stay those of the whole text."""
+    """The first `sinks` tokens and the last ones (StreamingLLM, 2023); positions stay those of the whole text.
+
+    >>> from clearhead.nn import KVCache, MultiHeadAttention
+    >>> cache = KVCache(keep=StreamingLLM(keep=8, sinks=2))
+    >>> with torch.no_grad():
+    ...     output = MultiHeadAttention(16, 2, causal=True)(torch.randn(1, 30, 16), cache=cache)
+    >>> sorted(cache.positions[0, 0].tolist())
+    [0, 1, 24, 25, 26, 27, 28, 29]
+    """
 
     sinks: int = 4
 

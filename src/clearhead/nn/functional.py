@@ -14,6 +14,8 @@ from clearhead.core.mask import Mask, as_mask
 from clearhead.core.masks import causal
 from clearhead.nn.attend import draw
 
+__all__ = ["scaled_dot_product_attention"]
+
 
 def scaled_dot_product_attention(
     query: Tensor,

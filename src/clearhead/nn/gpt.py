@@ -29,6 +29,10 @@ class GPTConfig:
 
     `method` is an approximation in place of attention, such as `performer(256)`, without dropout of the weights.
     Sinusoidal positions are added as in the Transformer paper, to embeddings times √width, and end at no `context`.
+
+    >>> from clearhead import rotary
+    >>> GPT(GPTConfig(vocabulary=65, layers=2, heads=4, kv_heads=2, width=32, positions=rotary())).config.context
+    1024
     """
 
     vocabulary: int

@@ -73,7 +73,11 @@ def additive_attention(
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the scores of n queries over n keys cost either way; printed, it is a table."""
+    """What the scores of n queries over n keys cost either way; printed, it is a table.
+
+    >>> Comparison(n=512, d=64, hidden=64).additive["tanh"]
+    16777216
+    """
 
     n: int
     d: int

@@ -45,6 +45,10 @@ class Convention:
     - masks: which masks it takes, in words; dtype: of those that `mask_from_clearhead` makes.
     - hidden: what takes the place of a score that is hidden.
     - empty: what the text's own formula gives a query that may attend to nothing. A face gives 0, as all of clearhead.
+
+    >>> lesson = CONVENTIONS["lesson"]
+    >>> lesson.order, lesson.true
+    (('output', 'weights'), 'may attend')
     """
 
     name: str

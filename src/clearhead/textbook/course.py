@@ -129,7 +129,12 @@ def scaled_dot_product_attention_loops(
 
 
 class Linear:
-    """x Wᵀ + b: `weight` is (out, in) and `bias` (out,), as PyTorch has them."""
+    """x Wᵀ + b: `weight` is (out, in) and `bias` (out,), as PyTorch has them.
+
+    >>> import numpy as np
+    >>> Linear(np.array([[1.0, 2.0]]), np.array([0.5]))(np.array([[3.0, 4.0]])).tolist()
+    [[11.5]]
+    """
 
     def __init__(self, weight: Array, bias: Array) -> None:
         self.weight, self.bias = weight, bias

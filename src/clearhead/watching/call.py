@@ -36,6 +36,14 @@ class Call(Shows):
     kept where `want` has output=True, and else has no features. `heads` says which heads were kept, None for all.
     `queries_named` and `keys_named` are the tokens of each batch row, where they are known. `counted` is how many of
     the last queries `received` counts, None for all.
+
+    >>> import torch, clearhead as ch
+    >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    >>> with ch.watch(model) as seen:
+    ...     output = model(torch.zeros(1, 7, 16))
+    >>> call = seen[0]
+    >>> call.name, call.step, call.received.shape
+    ('self_attn', 0, torch.Size([1, 2, 7]))
     """
 
     name: str

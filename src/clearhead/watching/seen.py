@@ -29,6 +29,13 @@ class Seen(Record):
     `seen[0]` is the first call, `seen["encoder.layer.3.attention.self"]` the call of that module. `seen.layer(3)`,
     `seen.step(0)` and `seen.named("decoder.*")` are the calls of a layer, of a step and of some modules, as another
     `Seen`. `missed` says by name what attends and could not be seen, and why.
+
+    >>> import torch, clearhead as ch
+    >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3).eval()
+    >>> with ch.watch(model) as seen:
+    ...     output = model(torch.zeros(1, 7, 16))
+    >>> len(seen), seen[0].name, len(seen.layer(2)), seen.missed
+    (3, 'layers.0.self_attn', 1, {})
     """
 
     def summary(self) -> Summary:
