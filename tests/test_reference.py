@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pkgutil
-import sys
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,12 @@ import pytest
 import clearhead as ch
 
 DOCS = Path(__file__).parent.parent / "docs"
-sys.path.insert(0, str(DOCS))
-
-reference = import_module("public_names")  # which makes the pages, and lies beside them
+# what makes the pages, and lies beside them
+SPEC = spec_from_file_location("public_names", DOCS / "public_names.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+reference = module_from_spec(SPEC)
+SPEC.loader.exec_module(reference)
 
 # what is public: the names that these list, or where a module lists none, those that it defines itself
 PACKAGES = (

@@ -207,3 +207,14 @@ def test_facts_under_a_map_are_those_of_its_step_and_row() -> None:
             for head, line in zip(call["heads"], lines, strict=True):
                 assert f"entropy {line.entropy:.3f} nats · {line.first:.1%} on the first token" in head["facts"]
                 assert f"mean distance {line.distance:.2f}" in head["facts"]
+
+
+def test_in_a_notebook_a_table_is_text_where_text_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    with torch.no_grad(), ch.watch(model, want={"keep": True}) as seen:
+        model(torch.zeros(1, 7, 16))
+    there = str(seen.summary()), str(seen.previous_token())
+    # as rich finds it in a kernel: a console then shows what it prints, and nothing is left to be read
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert (str(seen.summary()), str(seen.previous_token())) == there
+    assert there[1].startswith("previous token")
