@@ -216,5 +216,6 @@ def test_in_a_notebook_a_table_is_text_where_text_is_wanted(monkeypatch: pytest.
     there = str(seen.summary()), str(seen.previous_token())
     # as rich finds it in a kernel: a console then shows what it prints, and nothing is left to be read
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
     assert (str(seen.summary()), str(seen.previous_token())) == there
     assert there[1].startswith("previous token")

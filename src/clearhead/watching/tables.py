@@ -19,8 +19,8 @@ def columns(*titles: str) -> Table:
 def plain(value: RenderableType) -> str:
     """What rich would print, as text in 80 columns, with no blanks at the ends of lines."""
     page = io.StringIO()
-    # in a notebook a console shows what it prints there, and the text would be empty
-    Console(file=page, width=80, highlight=False, force_jupyter=False).print(value)
+    # in a notebook a console shows what it prints there, and the text would be empty; its kernel also asks for colours
+    Console(file=page, width=80, highlight=False, force_jupyter=False, force_terminal=False).print(value)
     return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
 
 
