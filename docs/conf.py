@@ -20,6 +20,8 @@ IPYTHON = HERE.parent / "build" / "docs-ipython"
 (IPYTHON / "profile_default").mkdir(parents=True, exist_ok=True)
 (IPYTHON / "profile_default" / "ipython_kernel_config.py").write_text(
     "c.IPKernelApp.log_level = 40\nc.HistoryManager.enabled = False\n"
+    # what a cell prints is one text: sent in pieces, lines would be cut where time says
+    'c.IPKernelApp.exec_lines = ["import sys; sys.stdout.flush_interval = 1e6"]\n'
 )
 os.environ["IPYTHONDIR"] = str(IPYTHON)
 logging.getLogger("traitlets").setLevel(logging.WARNING)
@@ -30,7 +32,16 @@ project = "clearhead"
 author = "the clearhead authors"
 copyright = author
 release = version = __version__
-extensions = ["myst_nb", "public_names", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx_copybutton", "sphinx_gallery.gen_gallery"]
+extensions = [
+    "myst_nb",
+    "public_names",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+]
+copybutton_prompt_text = r">>> |\.\.\. "  # examples are copied without them
+copybutton_prompt_is_regexp = True
 exclude_patterns = ["_made", "pictures", "gallery/*.ipynb", "Thumbs.db"]
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb"}
 
