@@ -49,7 +49,7 @@ class Active(threading.local):
     standing: list[Recorder] = field(default_factory=list)  # those who look at nothing but what a registry hands out
     handed: int = 0  # functions that a registry handed out and that are running
     mode: Mode | None = None
-    spare: Mode = field(default_factory=lambda: Mode())  # which is on where `mode` is
+    spare: Mode | None = None  # the same, kept for the next time
     steps: Steps = field(default_factory=Steps)
     quiet: bool = False  # steps are made that belong to a call which is known
     following: bool = False  # some watch wants to know of attention in steps
@@ -67,7 +67,7 @@ def start(recorder: Recorder, given: Any = ()) -> None:
         active.steps.know(tensors(given), PLAIN)
         active.steps.know(recorder.root.buffers(), FIXED)
     if active.mode is None or not _on_stack(active.mode):
-        active.mode = active.spare
+        active.mode = active.spare = active.spare or Mode()
         torch._C._push_on_torch_function_stack(active.mode)
 
 
