@@ -237,6 +237,9 @@ WRONG: dict[int, dict[str, str]] = {
         "mean-over-queries": SOFTMAX + BACKWARD.replace("d_weights).sum(-1", "d_weights).sum(0"),
         "gradients-swapped": SOFTMAX + BACKWARD.replace("d_scores @ k, d_scores.T @ q", "d_scores.T @ q, d_scores @ k"),
         "wrong-shape": SOFTMAX + BACKWARD.replace("weights.T @ d_out", "d_out"),
+        "no-maximum-subtracted": BACKWARD.replace("softmax(q @ k.T * scale)", "np.exp(q @ k.T * scale)").replace(
+            "    d_weights = ", "    weights = weights / weights.sum(-1, keepdims=True)\n    d_weights = "
+        ),
     },
     24: {
         "the-other-side": "def stationary(weights):\n"

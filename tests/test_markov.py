@@ -89,3 +89,11 @@ def test_memory_is_linear() -> None:
 def test_what_is_no_chain_is_said(make: Any, words: str) -> None:
     with pytest.raises(ch.ArgumentError, match=re.escape(words)):
         make()
+
+
+def test_weights_in_float32_have_a_stationary_distribution_too() -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 40, 8)).astype(np.float32)
+    weights = ch.observe(q, k, v, weights=True).weights
+    settled = ch.chain(weights).stationary()
+    np.testing.assert_allclose(settled.sum(-1), 1.0, atol=1e-12)
+    np.testing.assert_allclose(settled, ch.chain(q, k).stationary(), atol=1e-6)

@@ -146,6 +146,9 @@ def chain(weights_or_q: AnyArray, k: AnyArray | None = None, **options: Any) -> 
             raise ArgumentError("weights", f"have shape {first.shape}, expected as many keys as queries")
         if (first < 0).any() or not np.allclose(first.sum(-1), 1.0, atol=1e-5):
             raise ArgumentError("weights", "are no chances: expected rows that are none of them negative and sum to 1")
+        first = first / first.sum(
+            -1, keepdims=True
+        )  # float32 sums to nearly 1, and in the long run nearly is not enough
         return Chain(first.shape[-2], first.shape[:-2], weights=first)
     if first.shape != others[0].shape:
         raise ArgumentError(

@@ -15,6 +15,7 @@ from clearhead.core.masks import causal
 from clearhead.doctor.mistake import Mistake
 from clearhead.learning.exercise import Case, Exercise, Function, drawn, slips
 from clearhead.learning.memory import whole_matrix
+from clearhead.learning.tasks.merging import OVER
 
 Arrays = np.ndarray
 
@@ -126,13 +127,18 @@ def _given_back() -> list[Case]:
         shapes = ((queries, features), (keys, features), (keys, width), (queries, width))
         arrays = drawn(290 + seed, *shapes, whole=seed < 4)
         found.append(dict(zip(("q", "k", "v", "d_out"), arrays, strict=True)))
-    return found
+    unit = np.ones((1, 1))
+    large = {"q": 1000 * unit, "k": np.array([[1.0], [1.0]]), "v": np.array([[0.0], [2.0]]), "d_out": unit}
+    return [*found[:3], large, *found[3:]]
 
 
 def _backward(kind: str = "") -> Callable[..., tuple[Arrays, Arrays, Arrays]]:
     def made(q: Arrays, k: Arrays, v: Arrays, d_out: Arrays) -> tuple[Arrays, Arrays, Arrays]:
         scale = 1.0 / math.sqrt(q.shape[-1])
-        weights = softmax(scale * q @ k.T)[0]
+        scores = scale * q @ k.T
+        weights = softmax(scores)[0]
+        if kind == "unshifted":
+            weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
         d_weights = d_out @ v.T
         inner = (weights * d_weights).sum(-2 if kind == "columns" else -1, keepdims=True)
         if kind == "mean":
@@ -246,6 +252,7 @@ you.""",
                 (SIGN, _backward("sign")),
                 (SWAPPED, _backward("swapped")),
                 (VALUES, _backward("values")),
+                (OVER, _backward("unshifted")),
             ),
             gives=("dq", "dk", "dv"), terms=_terms,
         ),
