@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "cpu.h"
 #include "kernel.h"
 
 using namespace clearhead;
@@ -54,8 +55,8 @@ const Kernel* chosen(const std::string& name) {
 #if defined(__aarch64__)
   if (name == "neon" || name.empty()) return neon::kernel();
 #else
-  if (name == "avx512" && __builtin_cpu_supports("avx512dq")) return avx512::kernel();
-  if ((name == "avx2" || name.empty()) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::kernel();
+  if (name == "avx512" && Cpu::here().avx512) return avx512::kernel();
+  if ((name == "avx2" || name.empty()) && Cpu::here().avx2) return avx2::kernel();
 #endif
   return name == "portable" ? portable::kernel() : nullptr;
 #endif

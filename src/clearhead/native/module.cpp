@@ -4,9 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <pthread.h>
 #if defined(CLEARHEAD_HAS_AMX)
-#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -17,7 +15,9 @@
 #include <thread>
 #include <tuple>
 
+#include "cpu.h"
 #include "described.h"
+#include "fork.h"
 #include "kernel.h"
 #include "pool.h"
 #include "xla.h"
@@ -40,17 +40,11 @@ View view(uintptr_t address, int type, Array<int64_t> batch, int64_t head, int64
 }
 
 #if defined(CLEARHEAD_HAS_AMX)
-// True where the CPU has AMX for bfloat16 and the system lets this process use it, which it must be asked for once.
+// True where the CPU has AMX for bfloat16 and Linux lets this process use it, which it must be asked for once.
 bool has_amx() {
-#if defined(__linux__)
-  unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
   constexpr long ask = 0x1023, tiles = 18;  // ARCH_REQ_XCOMP_PERM, the state that tiles are
-  static const bool granted = syscall(SYS_arch_prctl, ask, tiles) == 0;
+  static const bool granted = Cpu::here().amx && syscall(SYS_arch_prctl, ask, tiles) == 0;
   return granted;
-#else
-  return false;
-#endif
 }
 #endif
 
@@ -60,14 +54,13 @@ const Kernel* chosen(const std::string& name) {
   able.push_back(neon::kernel());
 #endif
 #if defined(CLEARHEAD_HAS_X86)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl")) {
+  if (Cpu::here().avx512) {
 #if defined(CLEARHEAD_HAS_AMX)
     if (has_amx()) able.push_back(amx::kernel());
 #endif
     able.push_back(avx512::kernel());
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) able.push_back(avx2::kernel());
+  if (Cpu::here().avx2) able.push_back(avx2::kernel());
 #endif
   able.push_back(portable::kernel());
 #if defined(CLEARHEAD_HAS_TILES_BY_HAND)
@@ -167,8 +160,7 @@ void* address(nb::handle array) {
 
 // A call like an earlier one, on other arrays that lie alike; false while that one is still running, in another thread.
 bool again(Call& call, void* q, void* k, void* v, void* out, int threads, int team, bool interruptible) {
-  if (call.busy) return false;
-  call.busy = true;  // seen and set with the interpreter's lock held
+  if (call.busy.exchange(true)) return false;
   call.team = team, call.interruptible = interruptible;
   void* const places[] = {q, k, v, out};
   View* const views[] = {&call.q, &call.k, &call.v, &call.out};
@@ -207,7 +199,7 @@ NB_MODULE(_native, m) {
   // Now, and not at the first call: a fork in the middle of it would leave the child waiting for a thread that it has not.
   prepare_pool();
   named("");
-  pthread_atfork(nullptr, nullptr, [] { arriving = 0; });
+  in_children([] { arriving = 0; });
   m.doc() = "The compiled kernel: see clearhead.kernels.compiled.";
 
   nb::class_<View>(m, "View")

@@ -1,8 +1,6 @@
 // The pool of threads: a list of open jobs, which idle threads watch for a moment and then sleep beside.
 #include "pool.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -12,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "fork.h"
 #include "pause.h"
 
 namespace clearhead {
@@ -153,7 +152,7 @@ struct Shift {
 
 }  // namespace
 
-void prepare_pool() { pthread_atfork(nullptr, nullptr, forget); }
+void prepare_pool() { in_children(forget); }
 
 void set_team(void* parallel, void* number) {
   team_number = number;

@@ -1,6 +1,7 @@
 // One attention call as the kernels see it: views of the caller's arrays, a mask as a small tree, a bias, sizes.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -106,7 +107,7 @@ struct Call {
   mutable int64_t bytes = 0;  // the most memory that the call had of its own
   bool interruptible = false; // the thread that calls hears signals
   int team = 0;               // how many threads PyTorch's OpenMP has, whose team may do the work; 0: it may not
-  bool busy = false;          // it is running, where it is kept to be run again
+  std::atomic<bool> busy{false};  // it is running, where it is kept to be run again
   mutable Stop stop;
 
   void uses(int64_t now) const { bytes = now > bytes ? now : bytes; }
