@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,9 @@ from typer.testing import CliRunner
 import clearhead as ch
 from clearhead.cli import app
 from clearhead.cli.application import COMMANDS
+from clearhead.core.installing import PACKAGES, brings, builds
 
+ROOT = Path(__file__).parents[1]
 FULL = Path("/dev/full")
 NAMES = sorted(command.__name__ for command in COMMANDS)
 COMPLETED = """
@@ -57,6 +61,8 @@ def test_what_is_listed_is_what_may_be_used() -> None:
 def test_everything_is_imported_without_pytorch_and_says_what_is_missing() -> None:
     code = """
 import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError
 sys.modules["torch"] = None
 from clearhead import *
 print(causal(), sorted(name for name in ("watch", "check", "plot_mask") if name in globals()))
@@ -79,12 +85,45 @@ for use in ("watch(None)", "ablate()", "patch()", "contributions()", *modules):
     ], done.stderr
 
 
-def test_every_hint_names_packages_that_can_be_had() -> None:
-    hint = re.compile(r"pip install ([^\"}]+)")
+def test_every_hint_names_what_an_extra_brings() -> None:
+    # said in one place, so that it is right for how clearhead came here
     sources = sorted(Path(ch.__file__).parent.rglob("*.py"))
-    found = {words for path in sources for words in hint.findall(path.read_text(encoding="utf-8"))}
-    assert found
-    assert not [words for words in found if re.search(r"\bclearhead\b", words)], "clearhead itself is on no index"
+    hints = {path.name for path in sources if "pip install" in path.read_text(encoding="utf-8")}
+    assert hints == {"installing.py"}
+    asked = {name for path in sources for name in re.findall(r"brings\('(\w+)'\)", path.read_text(encoding="utf-8"))}
+    assert asked == set(PACKAGES)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra, packages in PACKAGES.items():
+        wanted = {re.split("[<>=]", one)[0] for one in project["optional-dependencies"][extra]}
+        assert set(packages.split()) - {"--no-deps"} <= wanted, extra
+
+
+@pytest.mark.parametrize(
+    ("origin", "plot", "kernel"),
+    [
+        (None, 'pip install "clearhead[plot]"', " --no-binary clearhead clearhead`"),
+        ('{"dir_info": {"editable": true}, "url": "file:///x"}', "pip install matplotlib", "` of the same source"),
+        (PackageNotFoundError(), "pip install matplotlib", "` of the same source"),
+    ],
+    ids=["an index", "a checkout", "the path alone"],
+)
+def test_hints_are_right_for_how_it_was_installed(
+    monkeypatch: pytest.MonkeyPatch, origin: str | Exception | None, plot: str, kernel: str
+) -> None:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return origin
+
+    def distribution(name: str) -> Installed:
+        assert name == "clearhead"
+        if isinstance(origin, Exception):
+            raise origin
+        return Installed()
+
+    monkeypatch.setattr("importlib.metadata.distribution", distribution)
+    assert brings("plot") == plot
+    assert builds().endswith(kernel)
 
 
 def test_version_and_short_help() -> None:

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from clearhead.watching.seen import Seen
     from clearhead.watching.words import merge_subwords
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ArgumentError",

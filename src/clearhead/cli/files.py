@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from clearhead.core.errors import ArgumentError
+from clearhead.core.installing import brings
 
 NAMES = {"q": ("q", "Q", "query", "queries"), "k": ("k", "K", "key", "keys"), "v": ("v", "V", "value", "values")}
 # What is read into memory unless CLEARHEAD_MAX_BYTES says otherwise: a few megabytes of zeros unpack to gigabytes
@@ -122,7 +123,7 @@ def read_safetensors(option: str, path: Path) -> dict[str, Any]:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
-        raise ArgumentError(option, "needs the package safetensors: pip install safetensors") from None
+        raise ArgumentError(option, f"needs the package safetensors: {brings('safetensors')}") from None
     if not path.is_file():
         raise ArgumentError(option, f"cannot read {path}: no such file")
     try:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from clearhead.cli import inputs
 from clearhead.core.errors import ArgumentError, first_line
+from clearhead.core.installing import brings
 from clearhead.explain.render.terminal import hanging, printed
 from clearhead.measure.plans import plan as plan_call
 
@@ -78,7 +79,7 @@ def _tensor(array: np.ndarray, dtype: str | None, device: str | None) -> Any:
     try:
         import torch
     except ImportError:
-        raise ArgumentError(option, "needs PyTorch: pip install torch") from None
+        raise ArgumentError(option, f"needs PyTorch: {brings('torch')}") from None
     try:
         return torch.from_numpy(np.array(array)).to(device, None if dtype is None else getattr(torch, dtype))
     except Exception as error:  # a device that there is not, of any of PyTorch's kinds of error

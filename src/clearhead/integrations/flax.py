@@ -10,7 +10,9 @@ try:
     import jax.numpy as jnp
     from flax import nnx
 except ImportError:
-    raise ImportError("Flax models need Flax and JAX: pip install flax jax") from None
+    from clearhead.core.installing import brings
+
+    raise ImportError(f"Flax models need Flax and JAX: {brings('flax')}") from None
 
 from clearhead.calls import attention as attend
 from clearhead.calls import observe

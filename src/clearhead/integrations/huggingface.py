@@ -13,7 +13,9 @@ try:
     from torch import Tensor, nn
     from transformers import AttentionInterface, AttentionMaskInterface
 except ImportError:
-    raise ImportError("Hugging Face models need transformers and PyTorch: pip install torch transformers") from None
+    from clearhead.core.installing import brings
+
+    raise ImportError(f"Hugging Face models need transformers and PyTorch: {brings('huggingface')}") from None
 
 from clearhead.calls import attention, observe
 from clearhead.core.errors import ArgumentError

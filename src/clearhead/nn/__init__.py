@@ -7,8 +7,10 @@ output = attend(x)                                    # x (batch, positions, 512
 try:
     import torch as _torch
 except ImportError as missing:
+    from clearhead.core.installing import brings
+
     raise ImportError(
-        "clearhead.nn needs PyTorch, which is not installed: pip install torch", name="torch"
+        f"clearhead.nn needs PyTorch, which is not installed: {brings('torch')}", name="torch"
     ) from missing
 
 from clearhead.nn import eviction, functional

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clearhead.core.installing import brings
 from clearhead.plots.fonts import drawable, families
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def new_axes(rows: int = 1, columns: int = 1, *, width: float = 5.0, height: flo
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError("plots need matplotlib: pip install matplotlib") from None
+        raise ImportError(f"plots need matplotlib: {brings('plot')}") from None
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     kind = {"axes_class": _shown_axes()}
     return np.asarray(figure.subplots(rows, columns, squeeze=False, subplot_kw=kind, **share)).view(Panels)

@@ -3,8 +3,10 @@
 try:
     from torch import Tensor, from_numpy, nn
 except ImportError as missing:
+    from clearhead.core.installing import brings
+
     raise ImportError(
-        "this way of writing attention needs PyTorch, which is not installed: pip install torch;"
+        f"this way of writing attention needs PyTorch, which is not installed: {brings('torch')};"
         " clearhead.textbook.chapter, course and algebra need none",
         name="torch",
     ) from missing

@@ -24,7 +24,9 @@ try:
     import torch
     from torch import Tensor, nn
 except ImportError:
-    raise ImportError("contributions needs PyTorch: pip install torch") from None
+    from clearhead.core.installing import brings
+
+    raise ImportError(f"contributions needs PyTorch: {brings('torch')}") from None
 
 from clearhead.core.errors import ArgumentError
 from clearhead.watching.opening import watch

@@ -14,7 +14,9 @@ try:
     import torch
     from torch import Tensor, nn
 except ImportError:
-    raise ImportError("ablate and patch need PyTorch: pip install torch") from None
+    from clearhead.core.installing import brings
+
+    raise ImportError(f"ablate and patch need PyTorch: {brings('torch')}") from None
 
 from clearhead.core.errors import ArgumentError
 from clearhead.watching.call import Call, whole_numbers

@@ -11,6 +11,7 @@ import numpy as np
 
 from clearhead.core.arrays import is_array, to_numpy
 from clearhead.core.errors import ArgumentError
+from clearhead.core.installing import brings
 from clearhead.core.observations import Observed
 from clearhead.watching.given import Given
 from clearhead.watching.reading import Malformed, calls_of, missed_of, parsed
@@ -25,7 +26,7 @@ def _safetensors() -> Any:
     try:
         import safetensors.numpy
     except ImportError:
-        raise ImportError("files need safetensors: pip install safetensors") from None
+        raise ImportError(f"files need safetensors: {brings('safetensors')}") from None
     return safetensors
 
 

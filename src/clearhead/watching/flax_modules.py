@@ -17,7 +17,9 @@ try:
     import jax
     import jax.numpy as jnp
 except ImportError:
-    raise ImportError("Flax models need Flax and JAX: pip install flax jax") from None
+    from clearhead.core.installing import brings
+
+    raise ImportError(f"Flax models need Flax and JAX: {brings('flax')}") from None
 
 import numpy as np
 

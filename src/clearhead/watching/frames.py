@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clearhead.core.arrays import to_numpy
+from clearhead.core.installing import brings
 from clearhead.watching.call import Call
 from clearhead.watching.record import Record
 
@@ -32,7 +33,7 @@ def to_pandas(seen: Record) -> pandas.DataFrame:
     try:
         import pandas
     except ImportError:
-        raise ImportError("to_pandas needs pandas: pip install pandas") from None
+        raise ImportError(f"to_pandas needs pandas: {brings('pandas')}") from None
     tables = [pandas.DataFrame(_columns(call)) for call in seen]
     return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
 

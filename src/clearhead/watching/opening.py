@@ -13,7 +13,9 @@ try:
     import torch
     from torch import nn
 except ImportError:
-    raise ImportError("watch needs PyTorch: pip install torch") from None
+    from clearhead.core.installing import brings
+
+    raise ImportError(f"watch needs PyTorch: {brings('torch')}") from None
 
 from clearhead.core.errors import ArgumentError
 from clearhead.watching import familiar, mode
