@@ -5,7 +5,7 @@ WORKERS ?= 2
 # Python files are compiled once, not by each process that a test starts
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test fuzz soak lint format docs docs-serve bench bench-cpu bench-gpu bench-watch sanitize test-other-arch test-clang clean
+.PHONY: help demo test fuzz soak lint format docs docs-serve bench bench-tiled bench-cpu bench-gpu bench-watch sanitize test-other-arch test-clang test-oldest wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,12 +16,15 @@ help:
 	@echo "make lint    ruff, format check, mypy"
 	@echo "make docs    the course, how-to pages, reference and gallery, every page executed, into build/docs"
 	@echo "make docs-serve       shows them in the browser; PORT=8000"
-	@echo "make bench   the tiled kernel against the plain NumPy formula"
+	@echo "make bench   ratios to peers, written to bench/results/ by the machine's name; bench/compare.py compares two such files"
+	@echo "make bench-tiled      the tiled kernel against the plain NumPy formula"
 	@echo "make bench-cpu        the compiled kernel against PyTorch, NumPy and the machine's own limits"
 	@echo "make bench-gpu        the GPU kernels against PyTorch's, and the table by which the fastest is chosen"
 	@echo "make bench-watch      what watching a model costs: time on MiniLM, memory on a small Llama of 8,192 tokens"
 	@echo "make sanitize         the compiled kernel under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make test-clang       the compiled kernel built with Clang (Debian: needs root where there is no Clang)"
+	@echo "make test-oldest      the core, the command line and plots with the oldest versions that pyproject.toml promises"
+	@echo "make wheel            the source and a wheel of it in dist/, as a release has them, checked and tried"
 	@echo "make test-other-arch  the compiled kernel's other instruction sets, under emulation (Debian: needs root)"
 
 .venv/made:
@@ -86,6 +89,9 @@ format: .venv/test
 	$(PY) -m ruff format src tests bench docs
 
 bench: .venv/test
+	$(PY) bench/tracked.py
+
+bench-tiled: .venv/test
 	$(PY) bench/tiled.py
 
 bench-cpu: .venv/test
@@ -126,6 +132,32 @@ test-clang: .venv/test
 # The same source for x86-64 and for aarch64, run by qemu call by call (`tests/native/emulated.py`).
 test-other-arch: .venv/test
 	sh tests/native/emulate.sh $(PY)
+
+# What needs neither PyTorch nor JAX, in an environment of its own; warnings of old versions about one another are not ours.
+OLDEST = build/oldest/bin/python
+test-oldest:
+	mkdir -p build
+	$(PYTHON) -m venv build/oldest
+	$(OLDEST) -m pip install --quiet --disable-pip-version-check --constraint tests/oldest.txt ".[plot,safetensors]" click \
+	  pytest hypothesis array-api-strict
+	$(OLDEST) tests/wheel_works.py
+	$(OLDEST) tests/oldest_works.py
+	$(OLDEST) -m pytest --quiet --noconftest --hypothesis-profile ci -p no:cacheprovider -o filterwarnings=default \
+	  tests/test_masks.py tests/test_cli.py tests/test_cli_inputs.py tests/test_terminal.py tests/test_pinned.py
+
+# The steps of .github/workflows/wheels.yml for this machine; the wheel is built from the source distribution.
+WHEEL = build/wheel/bin/python
+wheel:
+	mkdir -p build
+	rm -rf dist build/wheel
+	$(PYTHON) -m venv build/wheel
+	$(WHEEL) -m pip install --quiet --disable-pip-version-check build twine abi3audit
+	CIBUILDWHEEL=1 $(WHEEL) -m build
+	$(WHEEL) -m twine check --strict dist/*
+	for wheel in dist/*abi3*.whl; do test ! -e "$$wheel" || $(WHEEL) -m abi3audit --strict "$$wheel" || exit 1; done
+	$(WHEEL) -m pip install --quiet --disable-pip-version-check dist/*.whl
+	$(WHEEL) tests/wheel_works.py
+	ls -l dist
 
 clean:
 	rm -rf .venv build dist docs/_made docs/gallery .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -133,7 +133,7 @@ def read_safetensors(option: str, path: Path) -> dict[str, Any]:
             parts = {role: file.get_slice(name) for role, name in chosen.items() if name is not None}
             sizes = [math.prod(part.get_shape()) * WIDTHS.get(part.get_dtype(), 8) for part in parts.values()]
             within(option, f"{path}: q, k, v", sum(sizes), most_bytes())
-            found = {role: part[...] for role, part in parts.items()}
+            found = {role: file.get_tensor(name) for role, name in chosen.items() if name is not None}
     except ArgumentError:
         raise
     except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as error:

@@ -34,7 +34,7 @@ AT_ONCE: dict[str, tuple[AtOnce, ...]] = {
 }
 
 # Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
-# (`make bench`).
+# (`make bench-tiled`).
 SMALL = 256 * 1024
 
 # what was found the fastest, of so many kinds of problems at most
