@@ -3,8 +3,8 @@
     python bench/compare.py BEFORE.json AFTER.json [--limit 0.1]
 
 It reads what `make bench` writes, and what `bench/cpu.py --json` writes, which says nothing about noise. A row is
-slower where it lost more than the limit and its rounds do not overlap those before. Ends with 1 if any row is slower, with 2
-for files that cannot be compared.
+slower where it lost more than the limit and its rounds do not overlap those before. Ends with 1 if any row is slower,
+with 2 for files that cannot be compared.
 """
 
 from __future__ import annotations

@@ -14,11 +14,13 @@ import platform
 import re
 import statistics
 import subprocess
-from importlib.metadata import version
 from pathlib import Path
 
 import cpu
+import numpy as np
 import torch
+
+import clearhead as ch
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -33,7 +35,7 @@ class Tracked(cpu.Report):
 
     def title(self, text: str) -> None:
         super().title(text)
-        self.section = re.split(r"[:(]| against | alone", text)[0].strip().rstrip(",")
+        self.section = re.split(r"[:(,]| against | alone", text)[0].strip()
 
     def add(self, what: str, peer: str, ratio: float, target: str, **more: object) -> None:
         super().add(what, peer, ratio, target, **more)
@@ -79,7 +81,7 @@ def main() -> None:
         }
         for name in rounds[0]
     }
-    used = {name: version(name) for name in ("clearhead", "numpy", "torch")}
+    used = {"clearhead": ch.__version__, "numpy": np.__version__, "torch": torch.__version__}
     place = options.out or RESULTS / f"{re.sub('[^a-z0-9]+', '-', options.machine.lower()).strip('-')}.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     page = {"machine": options.machine, "rounds": options.rounds, "versions": used, "rows": rows}
