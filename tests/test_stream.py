@@ -81,6 +81,15 @@ def test_files_are_read_a_stretch_at_a_time(tmp_path: Path) -> None:
         torch.testing.assert_close(found, torch.from_numpy(whole))
 
 
+def test_files_are_read_where_the_system_reads_at_no_given_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = np.random.default_rng(0).standard_normal((2, 11, 3), dtype=np.float32)
+    np.save(tmp_path / "k.npy", array)
+    monkeypatch.delattr("os.preadv")
+    assert np.array_equal(on_disk(tmp_path / "k.npy")[..., 4:9, :], array[:, 4:9])
+
+
 def test_bfloat16_from_disk(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 

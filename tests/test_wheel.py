@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,7 @@ from clearhead.kernels.extension import NOT_BUILT
 ROOT = Path(__file__).parents[1]
 NEEDED = ("scikit_build_core", "nanobind", "pip")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+MISSING += [name for name in ("cmake", "ninja") if not (shutil.which(name) or importlib.util.find_spec(name))]
 # what a plain installation brings: as here, so that the index is asked for little
 BROUGHT = [f"{name}=={version(name)}" for name in ("numpy", "array-api-compat", "typer", "rich")]
 

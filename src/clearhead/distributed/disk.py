@@ -10,6 +10,7 @@ import json
 import math
 import os
 import struct
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class DiskArray:
         needed = start + math.prod(self.shape) * self.dtype.itemsize
         try:
             size = path.stat().st_size
-            self.file = os.open(path, os.O_RDONLY)
+            self.file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # Windows has text files
         except OSError as error:
             raise ArgumentError("source", f"cannot read {self.name}: {error.strerror}") from None
         if size < needed:
@@ -74,7 +75,7 @@ class DiskArray:
         done = 0
         while done < len(into):
             try:
-                count = os.preadv(self.file, [into[done:]], start + done)
+                count = _read_at(self.file, into[done:], start + done)
             except OSError as error:
                 raise ArgumentError("source", f"cannot read {self.name}: {error.strerror}") from None
             if not count:
@@ -95,6 +96,20 @@ class DiskArray:
 
     def __repr__(self) -> str:
         return f"DiskArray({self.name}, {self.shape}, {self.dtype})"
+
+
+_moving = threading.Lock()
+
+
+def _read_at(file: int, into: memoryview, start: int) -> int:
+    """How many bytes could be read; where a file has but one place (Windows), it is moved by one thread at a time."""
+    if hasattr(os, "preadv"):
+        return os.preadv(file, [into], start)
+    with _moving:
+        os.lseek(file, start, os.SEEK_SET)
+        data = os.read(file, min(len(into), 1 << 24))
+    into[: len(data)] = data
+    return len(data)
 
 
 def on_disk(path: str | os.PathLike[str], name: str | None = None) -> DiskArray:
