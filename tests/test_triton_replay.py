@@ -104,13 +104,23 @@ def test_results_are_new_each_time() -> None:
 
 def test_what_pytorch_computes_in_between_is_not_played() -> None:
     q, k, v = torch.randn((3, *SHAPE)).unbind(0)
-    for n in range(3):
+    for n in range(3):  # so many of the largest are chosen by PyTorch
+        seen, right = (ch.observe(q + n, k, v, kernel=name, top=70) for name in ("triton", "dense"))
+        torch.testing.assert_close(seen.top.weights, right.top.weights)
+    assert all(isinstance(one, int) for one in replays())
+
+
+def test_what_is_observed_is_played() -> None:
+    q, k, v = torch.randn((3, *SHAPE)).unbind(0)
+    for n in range(4):
         seen, right = (
-            ch.observe(q + n, k, v, kernel=name, received=True, map=(3, 2)) for name in ("triton", "dense")
+            ch.observe(q + n, k, v, kernel=name, received=True, map=(3, 2), top=3) for name in ("triton", "dense")
         )  # fmt: skip
         torch.testing.assert_close(seen.received, right.received)
         torch.testing.assert_close(seen.map, right.map)
-    assert all(isinstance(one, int) for one in replays())
+        torch.testing.assert_close(seen.top.weights, right.top.weights)
+        assert torch.equal(seen.top.indices, right.top.indices)
+    assert not any(isinstance(one, int) for one in replays())
 
 
 class Driver:

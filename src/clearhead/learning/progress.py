@@ -53,6 +53,8 @@ def read() -> Progress:
         told = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(told, dict) or told.get("version") != VERSION:
             raise ValueError(f"it is not of version {VERSION}")
+        if not all(isinstance(told.get(name), dict) for name in ("solved", "tries")):
+            raise ValueError("it does not say what was solved and tried")
         solved = {int(number): str(when) for number, when in told["solved"].items()}
         tries = {int(number): int(count) for number, count in told["tries"].items()}
     except FileNotFoundError:
