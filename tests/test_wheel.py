@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,14 @@ import pytest
 from clearhead.kernels.extension import NOT_BUILT, native
 
 ROOT = Path(__file__).parents[1]
-NEEDED = ("scikit_build_core", "pip")
-MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+def installed(name: str) -> bool:
+    """By its metadata: Setuptools takes whoever looks for the module pip for pip, and leaves distutils as it is."""
+    return any(True for _ in distributions(name=name))
+
+
+MISSING = [name for name in ("scikit-build-core", "pip") if not installed(name)]
 MISSING += [name for name in ("cmake", "ninja") if not (shutil.which(name) or importlib.util.find_spec(name))]
 # what a plain installation brings: as here, so that the index is asked for little
 BROUGHT = [f"{name}=={version(name)}" for name in ("numpy", "array-api-compat", "typer", "rich")]
