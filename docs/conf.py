@@ -26,7 +26,7 @@ IPYTHON = HERE.parent / "build" / "docs-ipython"
 os.environ["IPYTHONDIR"] = str(IPYTHON)
 logging.getLogger("traitlets").setLevel(logging.WARNING)
 
-from clearhead import __version__  # noqa: E402
+from clearhead import __version__  # noqa: E402  # once the environment of pages is set
 
 project = "clearhead"
 author = "the clearhead authors"

@@ -18,8 +18,8 @@ import clearhead as ch
 DOCS = Path(__file__).parent.parent / "docs"
 sys.path.insert(0, str(DOCS))
 
-import check_site  # noqa: E402
-import pages  # noqa: E402
+import check_site  # noqa: E402  # it lies in docs
+import pages  # noqa: E402  # it lies in docs
 
 browser = exploring.browser
 CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

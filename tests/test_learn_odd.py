@@ -127,7 +127,7 @@ def test_an_endless_loop_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_line_that_raised_is_told() -> None:
     def scaled_scores(q: Any, k: Any) -> Any:
-        return q @ k.T / missing  # type: ignore[name-defined]  # noqa: F821
+        return q @ k.T / missing  # type: ignore[name-defined]  # noqa: F821  # a name that is not there is what is tried
 
     outcome = of_three(scaled_scores)
     assert "NameError" in outcome.seen

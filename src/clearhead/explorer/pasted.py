@@ -12,7 +12,6 @@ import importlib.util
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from clearhead.core.array_masks import where
 from clearhead.core.errors import ArgumentError
 from clearhead.core.masks import causal
 from clearhead.doctor.checking import check
+from clearhead.doctor.processes import end
 from clearhead.doctor.report import Example, listed
 
 SECONDS = 60  # that a check may take, of which PyTorch may need some to be imported
@@ -51,7 +51,7 @@ def examined(source: str, name: str = "", seconds: float = SECONDS) -> dict[str,
         except subprocess.TimeoutExpired:
             raise ArgumentError("function", f"was given up after {seconds:g} seconds") from None
         finally:
-            _end(child)
+            end(child)
         found = place / "found.json"
         if not found.is_file() or found.stat().st_size > LARGEST:
             raise ArgumentError("function", f"ended Python without an answer (exit status {child.returncode})")
@@ -82,16 +82,6 @@ def chosen(source: str, name: str = "") -> str:
     if name and name not in defined:
         raise ArgumentError("name", f"is {name[:60]!r}, expected one of {', '.join(defined)[:200]}")
     return name or defined[-1]
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the process and what it began, if anything is left of it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(child.pid, signal.SIGKILL)
-        else:
-            child.kill()
-    child.wait()
 
 
 def told(function: Any) -> dict[str, Any]:

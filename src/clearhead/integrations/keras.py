@@ -27,7 +27,8 @@ def use(model: Any) -> int:
     >>> use(model)  # doctest: +SKIP
     1
 
-    The environment variable KERAS_BACKEND is "jax" or "torch" before Keras is first imported.
+    The environment variable KERAS_BACKEND is "jax" or "torch" before Keras is first imported, which is why the example
+    is not run where it stands; `tests/test_keras.py` runs its like.
     Weights that are asked for (`return_attention_scores=True`) are those before dropout. A query that may attend to
     nothing gives 0, and not the mean of all values. While weights are dropped in training, Keras's own steps run.
     """

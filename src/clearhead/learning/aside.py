@@ -6,12 +6,10 @@ What it finds comes back through a file, so that nothing the solution prints is 
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.util
 import inspect
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.core.errors import ArgumentError
+from clearhead.doctor.processes import end
 from clearhead.doctor.quiet import quiet, told
 from clearhead.learning.contents import EXERCISES
 from clearhead.learning.exercise import Exercise
@@ -53,7 +52,7 @@ def examined(exercise: Exercise, path: Path, name: str = "", seconds: float = SE
                 exercise, Found(TROUBLES["took-too-long"], f"it had not answered after {seconds:g} seconds")
             )
         finally:
-            _end(child)
+            end(child)
         if not answer.is_file():
             words = f"Python ended with exit status {child.returncode}"
             return outcome_of(exercise, Found(TROUBLES["ended-python"], words))
@@ -78,16 +77,6 @@ def _readable(path: Path) -> None:
         raise ArgumentError("FILE", f"{path.name!r} is no Python that can be read") from None
     except OSError as error:
         raise ArgumentError("FILE", f"{path.name!r} cannot be read: {error.strerror or error}") from None
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the process and what it began, if anything is left of it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(child.pid, signal.SIGKILL)
-        else:
-            child.kill()
-    child.wait()
 
 
 def functions_of(path: Path, exercise: Exercise, name: str = "") -> tuple[Any, ...]:
