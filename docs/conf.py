@@ -4,8 +4,13 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
+import uuid
 from importlib.util import find_spec
 from pathlib import Path
+
+import jupyter_client
+from traitlets import Unicode, default
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -24,6 +29,22 @@ IPYTHON = HERE.parent / "build" / "docs-ipython"
     'c.IPKernelApp.exec_lines = ["import sys; sys.stdout.flush_interval = 1e6"]\n'
 )
 os.environ["IPYTHONDIR"] = str(IPYTHON)
+# Pages that are executed at once talk over files, not ports: two processes that look for free ports may find the same,
+# and the second page then waits for ever. The names of such files must be short, whatever folder this lies in.
+SOCKETS = tempfile.mkdtemp(prefix="docs-", dir="/tmp") if os.name == "posix" else None
+
+
+class _OverFiles(jupyter_client.AsyncKernelManager):
+    transport = Unicode("ipc")
+    ip = Unicode()
+
+    @default("ip")
+    def _own_name(self):
+        return f"{SOCKETS}/{uuid.uuid4().hex}"
+
+
+if SOCKETS is not None:
+    jupyter_client.AsyncKernelManager = _OverFiles  # where nbclient looks for it when a page is executed
 logging.getLogger("traitlets").setLevel(logging.WARNING)
 
 from clearhead import __version__  # noqa: E402  # once the environment of pages is set
@@ -103,6 +124,12 @@ def _bring_mathjax(app, failed):
     shutil.copyfile(Path(package.origin).parent / "static" / mathjax_path, target)
 
 
+def _close_sockets(app, failed):
+    """Take away the folder in which executed pages had their sockets."""
+    if SOCKETS is not None:
+        shutil.rmtree(SOCKETS, ignore_errors=True)
+
+
 def _mixed(app, env, docnames):
     """Deal pages out evenly: processes take many that follow one another, and those of one folder are alike in cost."""
     folders = {}
@@ -116,4 +143,5 @@ def setup(app):
     """What Sphinx calls when it has read this file."""
     app.connect("env-before-read-docs", _mixed)
     app.connect("build-finished", _bring_mathjax)
+    app.connect("build-finished", _close_sockets)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
