@@ -15,7 +15,7 @@ from cases import BY_NAME, Case
 import clearhead as ch
 
 Sizes = dict[str, dict[str, int]]
-T, S, D, DV = 7, 11, 3, 2
+T, S, D, DV = 13, 11, 3, 2  # more queries than are taken for a step of decoding
 LONG = 4096  # from here on queries go unmasked, and nothing is taken twice
 WIDEST = 512
 
@@ -50,6 +50,9 @@ def shapes(axis: str, n: int, sizes: Sizes) -> dict[str, tuple[int, ...]]:
         return {"q": (n, T, D), "k": (n, keys, D), "v": (n, keys, DV)}
     if axis == "queries":
         return {"q": (1, n, D), "k": (1, S, D), "v": (1, S, DV)}
+    if axis == "decoded heads":  # that share their keys
+        keys = sizes["decoded keys"]["piece"] + sizes["decoded keys"]["shared"] + 1
+        return {"q": (n, 1, D), "k": (1, keys, D), "v": (1, keys, DV)}
     # several heads of one query each: two numbers alone say little of how far off the formula itself is
     heads, queries = (T, 1) if axis.startswith("decoded") else (1, T)
     if axis.endswith("features"):
@@ -65,8 +68,8 @@ def cases(sizes: Sizes, dtypes: Iterable[str] = ("float32",)) -> list[Case]:
         counts = {n for size in named.values() for n in _around(axis, size)}
         for n in sorted(counts):
             laid = {"unmasked": {}}
-            if axis == "keys" or (n <= LONG and axis in ("queries", "decoded keys")):
-                laid |= masks(axis, n)
+            if axis == "keys" or (n <= LONG and axis in ("queries", "decoded keys", "decoded heads")):
+                laid |= masks(axis, n if axis != "decoded heads" else sizes["decoded keys"]["piece"])
             for what, options in laid.items():
                 for dtype in dtypes:
                     case = Case(f"{n} {axis}, {what}, {dtype}", dtype=dtype, **shapes(axis, n, sizes), **options)

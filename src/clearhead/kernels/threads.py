@@ -50,10 +50,8 @@ def threads(library: str = "numpy") -> int:
     given = os.environ.get("CLEARHEAD_THREADS")
     if given is not None:
         return _asked(given)
-    limits = [cores(), quota(), openmp()]
-    if library == "torch":
-        limits.append(sys.modules["torch"].get_num_threads())
-    return min(limit for limit in limits if limit is not None)
+    own = _least(cores(), quota(), os.environ.get("OMP_NUM_THREADS", ""))
+    return min(own, sys.modules["torch"].get_num_threads()) if library == "torch" else own
 
 
 def team() -> int:
@@ -98,6 +96,11 @@ def _asked(given: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= MOST:
         raise ArgumentError("CLEARHEAD_THREADS", f"is {given!r}, expected a whole number from 1 to {MOST}")
     return int(given)
+
+
+@lru_cache(maxsize=16)
+def _least(cores: int, quota: int | None, openmp: str) -> int:
+    return min(limit for limit in (cores, quota, _outermost(openmp)) if limit is not None)
 
 
 @lru_cache(maxsize=16)

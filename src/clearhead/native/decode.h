@@ -8,79 +8,30 @@
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-constexpr int64_t kFewRows = 4;     // queries that share a key head, up to which reading beats packing
-constexpr int64_t kPiece = 512;     // keys in a piece: fixed, so that the result does not depend on the threads
-constexpr int kAtOnce = 4;          // keys read together: their sums do not wait for one another
+// Queries of a head, up to which reading keys as they lie beats packing them for panels that are half empty.
+template <class T> constexpr int64_t kFewQueries = kPanel<T> / 2 < 8 ? kPanel<T> / 2 : 8;
+constexpr int64_t kPiece = 512;     // keys in a piece, for few rows; for more it is smaller, so that there are pieces for many
+constexpr int64_t kPieceRows = 4;   // threads. It depends on the call only, and so does the result.
+constexpr int64_t kMuchToMerge = 1 << 16;  // numbers of pieces that are worth threads
 constexpr int kPowers = 4;          // vectors of exponentials side by side
 
-inline bool decodes(const Call& call) {
-  return call.queries * call.group() <= kFewRows && call.keys >= 1 && !call.wanted.second_look();
+template <class T> inline bool decodes(const Call& call) {
+  return call.queries <= kFewQueries<T> && call.keys >= 1 && !call.wanted.second_look();
 }
 
-// The sums over one piece of keys, for one query: as in `softmax.h`, for one row. No values: the row sees none of the keys.
+// Queries that share a key head.
+inline int64_t rows_of(const Call& call) { return call.group() * call.queries; }
+
+inline int64_t piece_of(const Call& call) {
+  const int64_t shares = (rows_of(call) + kPieceRows - 1) / kPieceRows;
+  return std::max(kPiece / std::max<int64_t>(shares, 1) / kShared, int64_t(1)) * kShared;
+}
+
+// The sums over one piece of keys, for one row: as in `softmax.h`. Its weighted values lie elsewhere.
 template <class T> struct Piece {
   T largest = -std::numeric_limits<T>::infinity(), total = 0, weighted = 0;
-  std::vector<T> values;
+  bool seen = false;  // false: the row sees none of the keys
 };
-
-// Rows of the caller's array, kAtOnce at a time.
-template <class T> class Reader {
- public:
-  Reader(const View& view, int64_t b, int64_t h, int64_t columns)
-      : view_(view), base_(view.at(b, h)), columns_(columns), scratch_(kAtOnce * columns),
-        direct_(view.col == int64_t(sizeof(T)) && view.type == kOwn<T>) {}
-
-  // One row, into place `slot` of the scratch room; the caller's own memory where it can be used as it lies.
-  const T* row(int64_t r, int slot) {
-    const char* at = base_ + r * view_.row;
-    if (direct_) return reinterpret_cast<const T*>(at);
-    read_row<T>(at, view_.type, view_.col, columns_, scratch_.data() + slot * columns_);
-    return scratch_.data() + slot * columns_;
-  }
-
-  const char* at(int64_t r) const { return base_ + r * view_.row; }
-
- private:
-  const View& view_;
-  const char* base_;
-  int64_t columns_;
-  std::vector<T> scratch_;
-  bool direct_;
-};
-
-// Dot products of one query with some keys.
-template <class T, int count> inline void dots(const T* q, int64_t columns, const T* const* keys, T* out) {
-  constexpr int lanes = kLanes<T>;
-  Vec<T> sums[count] = {}, more[count] = {};
-  int64_t c = 0;
-  for (; c + 2 * lanes <= columns; c += 2 * lanes)
-    for (int x = 0; x < count; ++x) {
-      sums[x] += load<T>(q + c) * load<T>(keys[x] + c);
-      more[x] += load<T>(q + c + lanes) * load<T>(keys[x] + c + lanes);
-    }
-  for (; c + lanes <= columns; c += lanes)
-    for (int x = 0; x < count; ++x) sums[x] += load<T>(q + c) * load<T>(keys[x] + c);
-  for (int x = 0; x < count; ++x) sums[x] += more[x];
-  if constexpr (count == 4) sums_of_four<T>(sums, out);
-  else
-    for (int x = 0; x < count; ++x) out[x] = sum<T>(sums[x]);
-  for (; c < columns; ++c)
-    for (int x = 0; x < count; ++x) out[x] += q[c] * keys[x][c];
-}
-
-// sums[column] += Σ weight · row[column], over some rows.
-template <class T, int count>
-inline void add_weighted(const T* weights, const T* const* rows, int64_t columns, T* sums) {
-  constexpr int lanes = kLanes<T>;
-  int64_t c = 0;
-  for (; c + lanes <= columns; c += lanes) {
-    Vec<T> total = load<T>(sums + c);
-    for (int x = 0; x < count; ++x) total += weights[x] * load<T>(rows[x] + c);
-    store<T>(sums + c, total);
-  }
-  for (; c < columns; ++c)
-    for (int x = 0; x < count; ++x) sums[c] += weights[x] * rows[x][c];
-}
 
 // What the scores of row (head h, query i) become after the product: scale, softcap, bias, mask. `allowed` is filled where
 // only some keys may be seen.
@@ -103,7 +54,7 @@ inline void finish_scores(const Call& call, const Units<T>& units, int64_t b, in
 }
 
 // 2^((s − largest) · factor) in place; the sums of one piece. `count` is a multiple of kPowers vectors, filled up with −inf.
-template <class T> inline Piece<T> exponentials(T* s, int64_t count, T factor, int64_t width) {
+template <class T> inline Piece<T> exponentials(T* s, int64_t count, T factor) {
   constexpr int lanes = kLanes<T>, many = kPowers;
   constexpr T none = -std::numeric_limits<T>::infinity();
   Piece<T> piece;
@@ -128,102 +79,93 @@ template <class T> inline Piece<T> exponentials(T* s, int64_t count, T factor, i
   }
   piece.total = sum<T>(sums);
   piece.weighted = sum<T>(spread);
-  piece.values.assign(width, T(0));
+  piece.seen = true;
   return piece;
 }
 
+// What a thread has of its own.
+template <class T> struct DecodeRoom {
+  Buffer<T> q, s;
+  std::vector<uint8_t> allowed;
+  std::vector<Verdict> verdicts;
+  SharedRows<T> keys, values;
+
+  explicit DecodeRoom(const Call& call)
+      : verdicts(rows_of(call)), keys(call.k, call.features, rows_of(call)), values(call.v, call.width, rows_of(call)) {
+    q.resize(rows_of(call) * keys.columns());
+    s.resize(rows_of(call) * rounded(piece_of(call), kPowers * kLanes<T>));
+    allowed.resize(call.mask.empty() ? 0 : s.size());
+  }
+};
+
+// Keys [j0, j1) of a head, for all rows: their sums into `pieces`, their weighted values into `sums`, a row after the other.
 template <class T>
-void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t j1, Piece<T>* pieces) {
+void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t j1, DecodeRoom<T>& room, Piece<T>* pieces, T* sums) {
   const Units<T> units(call);
-  const int64_t group = call.group(), rows = group * call.queries;
+  const int64_t rows = rows_of(call), features = room.keys.columns(), width = room.values.columns();
   const int64_t count = rounded(j1 - j0, kPowers * kLanes<T>);  // room for each row
-  std::vector<T> q(rows * call.features), s(rows * count, -std::numeric_limits<T>::infinity());
-  std::vector<uint8_t> allowed(call.mask.empty() ? 0 : rows * count);
-  Verdict verdicts[kFewRows];
+  const auto head_of = [&](int64_t r) { return head * call.group() + r / call.queries; };
+  std::fill_n(room.q.data(), rows * features, T(0));
+  std::fill_n(room.s.data(), rows * count, -std::numeric_limits<T>::infinity());
+  std::fill_n(sums, rows * width, T(0));
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t h = head * group + r / call.queries, i = r % call.queries;
-    verdicts[r] = Mask(call, b, h).decide(i, i + 1, j0, j1);
-    read_row<T>(call.q.at(b, h) + i * call.q.row, call.q.type, call.q.col, call.features, q.data() + r * call.features);
+    const int64_t i = r % call.queries;
+    room.verdicts[r] = Mask(call, b, head_of(r)).decide(i, i + 1, j0, j1);
+    read_row<T>(call.q.at(b, head_of(r)) + i * call.q.row, call.q.type, call.q.col, call.features, room.q.data() + r * features);
   }
-  Reader<T> keys(call.k, b, head, call.features), values(call.v, b, head, call.width);
-  const T* lines[kAtOnce];
-  SharedRows<T> key_rows(call.k, call.features, rows > 1), value_rows(call.v, call.width, rows > 1);
-  const Streaming<T>&key_stream = key_rows.stream(), &value_stream = value_rows.stream();
-  if (key_stream.dots)
-    key_rows.each(keys.at(j0), j1 - j0, [&](const char* at, int64_t stride, int64_t from, int64_t some) {
-      for (int64_t r = 0; r < rows; ++r)
-        if (verdicts[r] != kNone)
-          key_stream.dots(q.data() + r * call.features, call.features, at, stride, some, s.data() + r * count + from);
-    });
-  for (int64_t j = j0; !key_stream.dots && j < j1; j += kAtOnce) {
-    const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
-    for (int x = 0; x < real; ++x) lines[x] = keys.row(j + x, x);
-    for (int64_t r = 0; r < rows; ++r) {
-      if (verdicts[r] == kNone) continue;
-      T* out = s.data() + r * count + (j - j0);
-      if (real == kAtOnce) dots<T, kAtOnce>(q.data() + r * call.features, call.features, lines, out);
-      else
-        for (int x = 0; x < real; ++x) dots<T, 1>(q.data() + r * call.features, call.features, lines + x, out + x);
-    }
-  }
-  const auto allowed_to = [&](int64_t r) { return verdicts[r] == kSome ? allowed.data() + r * count : nullptr; };
+  room.keys.each(call.k.at(b, head) + j0 * call.k.row, j1 - j0, [&](const char* at, int64_t stride, int64_t from, int64_t some) {
+    room.keys.stream().dots(room.q.data(), rows, features, at, stride, some, room.s.data() + from, count);
+  });
+  const auto allowed_to = [&](int64_t r) { return room.verdicts[r] == kSome ? room.allowed.data() + r * count : nullptr; };
   for (int64_t r = 0; r < rows; ++r) {
-    if (verdicts[r] == kNone) continue;
-    finish_scores<T>(call, units, b, head * group + r / call.queries, r % call.queries, j0, j1, verdicts[r] == kSome,
-                     s.data() + r * count, allowed_to(r));
-    pieces[r] = exponentials<T>(s.data() + r * count, count, units.factor, call.width);
+    if (room.verdicts[r] == kNone) continue;
+    T* const s = room.s.data() + r * count;
+    finish_scores<T>(call, units, b, head_of(r), r % call.queries, j0, j1, room.verdicts[r] == kSome, s, allowed_to(r));
+    pieces[r] = exponentials<T>(s, count, units.factor);
   }
-  if (value_stream.add)
-    value_rows.each(values.at(j0), j1 - j0, [&](const char* at, int64_t stride, int64_t from, int64_t some) {
-      for (int64_t r = 0; r < rows; ++r)
-        if (verdicts[r] != kNone)
-          value_stream.add(s.data() + r * count + from, allowed_to(r) ? allowed_to(r) + from : nullptr, call.width, at, stride, some,
-                           pieces[r].values.data());
-    });
-  for (int64_t j = j0; !value_stream.add && j < j1; j += kAtOnce) {
-    const int64_t real = std::min<int64_t>(kAtOnce, j1 - j);
-    for (int x = 0; x < real; ++x) lines[x] = values.row(j + x, x);
-    for (int64_t r = 0; r < rows; ++r) {
-      if (verdicts[r] == kNone) continue;
-      const T* weights = s.data() + r * count + (j - j0);
-      const uint8_t* seen = verdicts[r] == kSome ? allowed_to(r) + (j - j0) : nullptr;
-      T* sums = pieces[r].values.data();
-      bool all = real == kAtOnce;
-      for (int x = 0; x < real; ++x) all = all && (!seen || seen[x]);
-      if (all) add_weighted<T, kAtOnce>(weights, lines, call.width, sums);
-      else
-        for (int x = 0; x < real; ++x)
-          if (!seen || seen[x]) add_weighted<T, 1>(weights + x, lines + x, call.width, sums);  // padding may be NaN
+  // rows that see every key go together
+  const auto together = [&](int64_t r) {
+    int64_t n = 0;
+    while (n < kQueries && r + n < rows && room.verdicts[r + n] == kAll) ++n;
+    return n;
+  };
+  room.values.each(call.v.at(b, head) + j0 * call.v.row, j1 - j0, [&](const char* at, int64_t stride, int64_t from, int64_t some) {
+    for (int64_t r = 0, n = 1; r < rows; r += n) {
+      n = std::max<int64_t>(together(r), 1);
+      if (room.verdicts[r] == kNone) continue;
+      room.values.stream().add(room.s.data() + r * count + from, count, n, allowed_to(r) ? allowed_to(r) + from : nullptr, width,
+                               at, stride, some, sums + r * width);
     }
-  }
+  });
 }
 
-// Pieces of one row, merged in their order.
-template <class T> Piece<T> merged(Piece<T>* pieces, int64_t count, int64_t step, T factor) {
-  Piece<T> whole;
+// Pieces of one row, `step` apart, merged in their order into the first that is not empty; where it is.
+template <class T> int64_t merged(Piece<T>* pieces, T* sums, int64_t count, int64_t step, int64_t width, T factor) {
+  int64_t into = -1;
   for (int64_t n = 0; n < count; ++n) {
-    Piece<T>& next = pieces[n * step];
-    if (next.values.empty() || (next.total == 0 && !whole.values.empty())) continue;
-    if (whole.total == 0) { whole = std::move(next); continue; }
+    const Piece<T>& next = pieces[n * step];
+    if (!next.seen || (next.total == 0 && into >= 0)) continue;
+    if (into < 0 || pieces[into * step].total == 0) { into = n; continue; }
+    Piece<T>& whole = pieces[into * step];
     const T largest = std::max(whole.largest, next.largest);
     const T mine = (whole.largest - largest) * factor, theirs = (next.largest - largest) * factor;
     const T my_worth = std::exp2(mine), their_worth = std::exp2(theirs);
     whole.weighted = my_worth * (whole.weighted + whole.total * mine) + their_worth * (next.weighted + next.total * theirs);
     whole.total = whole.total * my_worth + next.total * their_worth;
-    for (size_t c = 0; c < whole.values.size(); ++c)
-      whole.values[c] = whole.values[c] * my_worth + next.values[c] * their_worth;
+    T* const sum = sums + into * step * width;
+    const T* const more = sums + n * step * width;
+    for (int64_t c = 0; c < width; ++c) sum[c] = sum[c] * my_worth + more[c] * their_worth;
     whole.largest = largest;
   }
-  return whole;
+  return into;
 }
 
-template <class T> void write_query(const Call& call, int64_t b, int64_t h, int64_t i, const Piece<T>& piece) {
+template <class T> void write_query(const Call& call, int64_t b, int64_t h, int64_t i, const Piece<T>& piece, T* sums) {
   const Units<T> units(call);
   const Ending<T> end = ending<T>(piece.largest, piece.total, piece.weighted, units, sink_of(call, h));
   write_ending<T>(call, units, call.row_of(b, h) + i, end);
-  std::vector<T> row(call.width, T(0));
-  for (size_t c = 0; c < piece.values.size(); ++c) row[c] = piece.values[c] * end.share;
-  write_row<T>(row.data(), call.width, call.out.at(b, h) + i * call.out.row, call.out.type, call.out.col);
+  for (int64_t c = 0; c < call.width; ++c) sums[c] *= end.share;
+  write_row<T>(sums, call.width, call.out.at(b, h) + i * call.out.row, call.out.type, call.out.col);
 }
 
 struct Part { int64_t head, low, high; };  // a head of keys, counted over the batch, and some of its keys
@@ -239,8 +181,8 @@ inline std::vector<Part> pieces_seen(const Call& call, std::vector<int64_t>& fir
       const Span span = Mask(call, b, h).span(0, call.queries);
       if (span.low < span.high) low = std::min(low, span.low), high = std::max(high, span.high);
     }
-    for (int64_t j0 = low; j0 < high; j0 += kPiece) {
-      const int64_t j1 = std::min(j0 + kPiece, high);
+    for (int64_t j0 = low; j0 < high; j0 += piece_of(call)) {
+      const int64_t j1 = std::min(j0 + piece_of(call), high);
       bool seen = false;
       for (int64_t h = h0; !seen && h < h0 + call.group(); ++h)
         seen = Mask(call, b, h).decide(0, call.queries, j0, j1) != kNone;
@@ -252,22 +194,35 @@ inline std::vector<Part> pieces_seen(const Call& call, std::vector<int64_t>& fir
 }
 
 template <class T> void decode(const Call& call, int threads) {
-  const int64_t heads = call.batch * call.key_heads, rows = call.group() * call.queries;
+  const int64_t heads = call.batch * call.key_heads, rows = rows_of(call);
+  const int64_t width = rounded(std::max<int64_t>(call.width, 1), kLanes<T>);
   std::vector<int64_t> first;
   const std::vector<Part> parts = pieces_seen(call, first);
   std::vector<Piece<T>> pieces(parts.size() * rows);
-  call.uses(int64_t(pieces.size()) * int64_t(sizeof(Piece<T>) + call.width * sizeof(T)));
+  Buffer<T> sums;
+  sums.resize(pieces.size() * width);
+  call.uses(int64_t(pieces.size() * sizeof(Piece<T>) + sums.size() * sizeof(T)));
   parallel(call, int64_t(parts.size()), threads, [&](int) {
-    return [&](int64_t task) {
+    return [&, room = std::make_unique<DecodeRoom<T>>(call)](int64_t task) {
       const Part& part = parts[task];
-      decode_piece<T>(call, part.head / call.key_heads, part.head % call.key_heads, part.low, part.high,
-                      pieces.data() + task * rows);
+      decode_piece<T>(call, part.head / call.key_heads, part.head % call.key_heads, part.low, part.high, *room,
+                      pieces.data() + task * rows, sums.data() + task * rows * width);
     };
   });
-  for (int64_t n = 0; n < heads; ++n)
-    for (int64_t r = 0; r < rows; ++r)
+  const auto end = [&](int64_t n) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t at = first[n] * rows + r;
+      const int64_t into = merged<T>(pieces.data() + at, sums.data() + at * width, first[n + 1] - first[n], rows, width,
+                                     Units<T>(call).factor);
+      std::vector<T> nothing(into < 0 ? width : 0, T(0));
       write_query<T>(call, n / call.key_heads, n % call.key_heads * call.group() + r / call.queries, r % call.queries,
-                   merged<T>(pieces.data() + first[n] * rows + r, first[n + 1] - first[n], rows, Units<T>(call).factor));
+                     into < 0 ? Piece<T>() : pieces[at + into * rows],
+                     into < 0 ? nothing.data() : sums.data() + (at + into * rows) * width);
+    }
+  };
+  if (int64_t(sums.size()) >= kMuchToMerge) parallel(call, heads, threads, [&](int) { return end; });
+  else
+    for (int64_t n = 0; n < heads; ++n) end(n);
 }
 
 }  // namespace CLEARHEAD_ISA

@@ -117,7 +117,7 @@ template <class T> struct HeadWorker {
 };
 
 template <class T> void forward_as(const Call& call, int threads) {
-  if (decodes(call)) return decode<T>(call, threads);
+  if (decodes<T>(call)) return decode<T>(call, threads);
   Heads<T> heads(call, threads);
   const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(threads, heads.count * heads.tasks));
   // Kept for the next call of this thread: fresh memory costs more than packing does. While a call has them nobody else does,
@@ -240,7 +240,7 @@ template <class T> std::vector<Size> sizes_as() {
           {"keys", "tile", kTile},
           {"keys", "splits", kSplitHeads * kBackTile},
           {"keys", "pack_step", kPackStep},
-          {"queries", "few_rows", kFewRows},
+          {"queries", "few_queries", kFewQueries<T>},
           {"queries", "panel", panel},
           {"queries", "small", kSmallPanels * panel},
           {"queries", "block", block},
@@ -251,10 +251,13 @@ template <class T> std::vector<Size> sizes_as() {
           {"features", "turned", 4},
           {"features", "rows", kRows},
           {"heads", "split_heads", kSplitHeads},
-          {"decoded keys", "at_once", kAtOnce},
+          {"decoded keys", "together", kKeys},
+          {"decoded keys", "alone", kAlone},
           {"decoded keys", "exponentials", kPowers * lanes},
           {"decoded keys", "shared", kShared},
           {"decoded keys", "piece", kPiece},
+          {"decoded heads", "together", kQueries},
+          {"decoded heads", "least_piece", kPieceRows * (kPiece / kShared)},
           {"decoded features", "lanes", lanes},
           {"decoded features", "pair", 2 * lanes},
           {"decoded features", "four", 4 * lanes},

@@ -1,14 +1,21 @@
-// Rows of numbers that stream by, in the type and place in which they lie: their products with a query, their weighted sums.
+// Rows of numbers that stream by, in the type and place in which they lie: their products with queries, their weighted sums.
+//
+// Reading is most of what decoding does, and memory is read fastest in its own order: a row is read once for all queries that
+// go together. They do not read in memory's order, by which the processor would foresee it, so what they will read of the next
+// stretch is asked for. One query alone stays in registers while the rows stream by, `vecs` vectors of it, where that is the whole row
+// (`whole`); longer rows have the rest of it in the first cache.
 #pragma once
 #include "pack.h"
 
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-// Rows as they lie in the caller's memory, one after the other, in the caller's type: reading is all that decoding does, and
-// memory is read fastest in its own order. `vecs` vectors of the query, or of the sums, stay in registers while the rows stream
-// by, where that is the whole row (`whole`); longer rows have the rest of it in the first cache.
-constexpr int kStretch = 16;
+constexpr int kStretch = 16;                  // vectors of one query, or of one sum, in registers
+constexpr int kQueries = kRows == 8 ? 4 : 2;  // queries that go together: with kKeys keys, or kKeys vectors of their sums,
+constexpr int kKeys = 4;                      // they fill half of the registers, or all that there are
+constexpr int kAlone = 8;                     // keys that go together for one query: as many as hide how long each step takes
+constexpr int64_t kShared = 64;               // rows that stay in the first cache until all queries have read them
+constexpr int64_t kLine = 64;                 // bytes that memory gives at a time
 
 template <class T, int type> inline Vec<T> load_number(const char* p) {
   if constexpr (type == kOwn<T>) return load<T>(reinterpret_cast<const T*>(p));
@@ -17,20 +24,89 @@ template <class T, int type> inline Vec<T> load_number(const char* p) {
 
 template <class T, int type> struct Rowwise {
   static constexpr int lanes = kLanes<T>, bytes = lanes * (type == kFloat64 ? 8 : type == kFloat32 ? 4 : 2);
-  static Vec<T> at(const char* row, int64_t vec) { return load_number<T, type>(row + vec * bytes); }
 
-  // out[row] = the product of each row with the query.
+  static CLEARHEAD_INLINE Vec<T> at(const char* row, int64_t vec) { return load_number<T, type>(row + vec * bytes); }
+
+  // Two vectors that lie side by side.
+  static CLEARHEAD_INLINE void two(const char* row, int64_t vec, Vec<T>* out) {
+#if defined(CLEARHEAD_NEON)  // one load; what widens a whole register has both multipliers' ports, what shifts has one
+    const uint16_t* const p = reinterpret_cast<const uint16_t*>(row + vec * bytes);
+    if constexpr (type == kBFloat16) {
+      const uint16x8_t x = vld1q_u16(p), zero = vdupq_n_u16(0);
+      out[0] = vreinterpretq_f32_u16(vzip1q_u16(zero, x));
+      out[1] = vreinterpretq_f32_u16(vzip2q_u16(zero, x));
+      return;
+    } else if constexpr (type == kFloat16) {
+      const float16x8_t x = vreinterpretq_f16_u16(vld1q_u16(p));
+      out[0] = vcvt_f32_f16(vget_low_f16(x));
+      out[1] = vcvt_high_f32_f16(x);
+      return;
+    }
+#endif
+    out[0] = at(row, vec);
+    out[1] = at(row, vec + 1);
+  }
+
+  // `act(vec, number)` for vectors [first, last) of a row, by twos.
+  template <class Act> static CLEARHEAD_INLINE void each(const char* row, int64_t first, int64_t last, Act act) {
+    int64_t c = first;
+    for (; c + 2 <= last; c += 2) {
+      Vec<T> pair[2];
+      two(row, c, pair);
+      act(c, pair[0]);
+      act(c + 1, pair[1]);
+    }
+    if (c < last) act(c, at(row, c));
+  }
+
+  // out[query][row] = the products of some queries with some rows.
+  template <int queries, int keys>
+  static CLEARHEAD_INLINE void block(const T* q, int64_t columns, const char* rows, int64_t stride, T* out, int64_t step) {
+    const int64_t vecs = columns / lanes;
+    Vec<T> sums[queries][keys] = {};
+    int64_t c = 0;
+    for (; c + 2 <= vecs; c += 2) {
+      Vec<T> query[queries][2], pair[2];
+      for (int i = 0; i < queries; ++i)
+        for (int x = 0; x < 2; ++x) query[i][x] = load<T>(q + i * columns + (c + x) * lanes);
+      for (int j = 0; j < keys; ++j) {
+        if (queries > 1 && c * bytes % kLine < 2 * bytes) __builtin_prefetch(rows + (j + kShared) * stride + c * bytes);
+        two(rows + j * stride, c, pair);
+        for (int i = 0; i < queries; ++i)
+          for (int x = 0; x < 2; ++x) sums[i][j] += query[i][x] * pair[x];
+      }
+    }
+    if (c < vecs)
+      for (int j = 0; j < keys; ++j)
+        for (int i = 0; i < queries; ++i) sums[i][j] += load<T>(q + i * columns + c * lanes) * at(rows + j * stride, c);
+    for (int i = 0; i < queries; ++i)
+      if constexpr (keys == 1) out[i * step] = sum<T>(sums[i][0]);
+      else
+        for (int j = 0; j < keys; j += 4) sums_of_four<T>(sums[i] + j, out + i * step + j);
+  }
+
+  template <int queries, int keys>
+  static void blocks(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t count, T* out, int64_t step) {
+    int64_t j = 0;
+    for (; j + keys <= count; j += keys) block<queries, keys>(q, columns, rows + j * stride, stride, out + j, step);
+    for (; j < count; ++j) block<queries, 1>(q, columns, rows + j * stride, stride, out + j, step);
+  }
+
+  // The same for one query, kept in registers.
   template <int vecs, bool whole>
-  static void dots(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t count, T* out) {
+  static void alone(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t count, T* out) {
     constexpr int sets = vecs < 4 ? vecs : 4;  // sums, so that none waits for the one before
     const int64_t all = columns / lanes;
     Vec<T> query[vecs];
     for (int x = 0; x < vecs; ++x) query[x] = load<T>(q + x * lanes);
     const auto one = [&](const char* row) CLEARHEAD_LAMBDA {
       Vec<T> part[sets] = {};
-      for (int x = 0; x < vecs; ++x) part[x % sets] += query[x] * at(row, x);
-      for (int64_t c = vecs; !whole && c < all; c += vecs)
-        for (int x = 0; x < vecs; ++x) part[x % sets] += load<T>(q + (c + x) * lanes) * at(row, c + x);
+      each(row, 0, vecs, [&](int64_t x, Vec<T> number) CLEARHEAD_LAMBDA { part[x % sets] += query[x] * number; });
+      if (!whole)
+        for (int64_t c = vecs; c < all; c += vecs)
+          each(row + c * bytes, 0, vecs, [&](int64_t x, Vec<T> number) CLEARHEAD_LAMBDA {
+            part[x % sets] += load<T>(q + (c + x) * lanes) * number;
+          });
       for (int x = 1; x < sets; ++x) part[0] += part[x];
       return part[0];
     };
@@ -40,113 +116,169 @@ template <class T, int type> struct Rowwise {
                               one(rows + (j + 3) * stride)};
       sums_of_four<T>(sums, out + j);
     }
-    if (j == count) return;
-    Vec<T> sums[4] = {};
-    for (int64_t n = 0; j + n < count; ++n) sums[n] = one(rows + (j + n) * stride);
-    T four[4];
-    sums_of_four<T>(sums, four);
-    std::copy(four, four + (count - j), out + j);
+    for (; j < count; ++j) out[j] = sum<T>(one(rows + j * stride));
   }
 
-  // sums[column] += Σ weight · row[column], over the rows that are allowed; null: over all
+  // sums[query][column] += Σ weight · row[column], for vectors [first, first + vecs) of the columns.
+  template <int queries, int vecs>
+  static CLEARHEAD_INLINE void add_block(const T* weights, int64_t step, const uint8_t* allowed, int64_t columns, int64_t first,
+                                         const char* rows, int64_t stride, int64_t count, T* sums) {
+    Vec<T> total[queries][vecs];
+    for (int i = 0; i < queries; ++i)
+      for (int x = 0; x < vecs; ++x) total[i][x] = load<T>(sums + i * columns + (first + x) * lanes);
+    const char* row = rows + first * bytes;
+    for (int64_t j = 0; j < count; ++j, row += stride) {
+      for (int x = 0; queries > 1 && x < vecs; x += kLine / bytes) __builtin_prefetch(row + kShared * stride + x * bytes);
+      if (allowed && !allowed[j]) continue;  // which also keeps NaN in padding out
+      T share[queries];
+      for (int i = 0; i < queries; ++i) share[i] = weights[i * step + j];
+      each(row, 0, vecs, [&](int64_t x, Vec<T> number) CLEARHEAD_LAMBDA {
+        for (int i = 0; i < queries; ++i) total[i][x] += share[i] * number;
+      });
+    }
+    for (int i = 0; i < queries; ++i)
+      for (int x = 0; x < vecs; ++x) store<T>(sums + i * columns + (first + x) * lanes, total[i][x]);
+  }
+
+  template <int queries>
+  static void add_blocks(const T* weights, int64_t step, const uint8_t* allowed, int64_t columns, const char* rows,
+                         int64_t stride, int64_t count, T* sums) {
+    constexpr int most = queries == 3 ? kKeys : kQueries * kKeys / queries;
+    const int64_t vecs = columns / lanes;
+    int64_t c = 0;
+    for (; c + most <= vecs; c += most) add_block<queries, most>(weights, step, allowed, columns, c, rows, stride, count, sums);
+    for (; c < vecs; ++c) add_block<queries, 1>(weights, step, allowed, columns, c, rows, stride, count, sums);
+  }
+
+  // The same for one query, its sums kept in registers.
   template <int vecs, bool whole>
-  static void add(const T* weights, const uint8_t* allowed, int64_t columns, const char* rows, int64_t stride, int64_t count,
-                  T* sums) {
+  static void add_alone(const T* weights, const uint8_t* allowed, int64_t columns, const char* rows, int64_t stride,
+                        int64_t count, T* sums) {
     constexpr int sets = vecs < 8 ? 8 / vecs : 1;  // as above
     const int64_t all = columns / lanes;
     Vec<T> total[sets][vecs] = {};
     for (int x = 0; x < vecs; ++x) total[0][x] = load<T>(sums + x * lanes);
     const auto one = [&](int64_t j, Vec<T>* into) CLEARHEAD_LAMBDA {
       const char* row = rows + j * stride;
-      for (int x = 0; x < vecs; ++x) into[x] += weights[j] * at(row, x);
-      for (int64_t c = vecs; !whole && c < all; ++c) {
-        T* place = sums + c * lanes;
-        store<T>(place, load<T>(place) + weights[j] * at(row, c));
-      }
+      each(row, 0, vecs, [&](int64_t x, Vec<T> number) CLEARHEAD_LAMBDA { into[x] += weights[j] * number; });
+      if (!whole)
+        each(row, vecs, all, [&](int64_t c, Vec<T> number) CLEARHEAD_LAMBDA {
+          T* const place = sums + c * lanes;
+          store<T>(place, load<T>(place) + weights[j] * number);
+        });
     };
     int64_t j = 0;
     if (!allowed)
       for (; j + sets <= count; j += sets)
         for (int n = 0; n < sets; ++n) one(j + n, total[n]);
     for (; j < count; ++j)
-      if (!allowed || allowed[j]) one(j, total[0]);  // also keeps NaN in padding out
+      if (!allowed || allowed[j]) one(j, total[0]);
     for (int n = 1; n < sets; ++n)
       for (int x = 0; x < vecs; ++x) total[0][x] += total[n][x];
     for (int x = 0; x < vecs; ++x) store<T>(sums + x * lanes, total[0][x]);
   }
 };
 
-// The two for rows of one kind; null where they do not stream: columns that do not lie side by side, or are no whole vectors.
+// The products and sums for rows of one kind. `together[n]` is for n + 1 queries, `alone` for one; the queries, and their sums,
+// lie `columns` apart, the products and the weights `step`.
 template <class T> struct Streaming {
-  void (*dots)(const T*, int64_t, const char*, int64_t, int64_t, T*) = nullptr;
-  void (*add)(const T*, const uint8_t*, int64_t, const char*, int64_t, int64_t, T*) = nullptr;
+  using Dots = void (*)(const T*, int64_t, const char*, int64_t, int64_t, T*, int64_t);
+  using Add = void (*)(const T*, int64_t, const uint8_t*, int64_t, const char*, int64_t, int64_t, T*);
+  Dots dots_together[kQueries] = {};
+  Add add_together[kQueries] = {};
+  void (*dots_alone)(const T*, int64_t, const char*, int64_t, int64_t, T*) = nullptr;
+  void (*add_alone)(const T*, const uint8_t*, int64_t, const char*, int64_t, int64_t, T*) = nullptr;
 
-  Streaming(const View& view, int64_t columns) {
-    if (view.type == kOwn<T>) choose<kOwn<T>>(view, columns);
+  Streaming() = default;
+  Streaming(int type, int64_t columns) {
+    if (type == kOwn<T>) choose<kOwn<T>>(columns);
     if constexpr (sizeof(T) == 4) {
-      if (view.type == kFloat16) choose<kFloat16>(view, columns);
-      if (view.type == kBFloat16) choose<kBFloat16>(view, columns);
+      if (type == kFloat16) choose<kFloat16>(columns);
+      if (type == kBFloat16) choose<kBFloat16>(columns);
     }
   }
 
+  // Whether rows stream as they lie: columns side by side, in whole vectors.
+  static bool takes(const View& view, int64_t columns) {
+    const int64_t size = view.type == kOwn<T> ? int64_t(sizeof(T)) : 2;
+    const bool known = view.type == kOwn<T> || (sizeof(T) == 4 && (view.type == kFloat16 || view.type == kBFloat16));
+    return known && columns > 0 && columns % kLanes<T> == 0 && view.col == size;
+  }
+
+  void dots(const T* q, int64_t queries, int64_t columns, const char* rows, int64_t stride, int64_t count, T* out, int64_t step) const {
+    for (int64_t i = 0; i < queries; i += kQueries) {
+      const int64_t some = std::min<int64_t>(kQueries, queries - i);
+      if (some == 1 && dots_alone) dots_alone(q + i * columns, columns, rows, stride, count, out + i * step);
+      else dots_together[some - 1](q + i * columns, columns, rows, stride, count, out + i * step, step);
+    }
+  }
+
+  void add(const T* weights, int64_t step, int64_t queries, const uint8_t* allowed, int64_t columns, const char* rows,
+           int64_t stride, int64_t count, T* sums) const {
+    if (queries == 1 && add_alone) add_alone(weights, allowed, columns, rows, stride, count, sums);
+    else add_together[queries - 1](weights, step, allowed, columns, rows, stride, count, sums);
+  }
+
  private:
-  template <int type> void choose(const View& view, int64_t columns) {
+  template <int type> void choose(int64_t columns) {
+    using Way = Rowwise<T, type>;
+    dots_together[0] = Way::template blocks<1, kAlone>;
+    add_together[0] = Way::template add_blocks<1>;
+    dots_together[1] = Way::template blocks<2, kKeys>;
+    add_together[1] = Way::template add_blocks<2>;
+    if constexpr (kQueries == 4) {
+      dots_together[2] = Way::template blocks<3, kKeys>;
+      add_together[2] = Way::template add_blocks<3>;
+      dots_together[3] = Way::template blocks<4, kKeys>;
+      add_together[3] = Way::template add_blocks<4>;
+    }
     const int64_t vecs = columns / kLanes<T>;
-    if (columns % kLanes<T> || view.col * kLanes<T> != Rowwise<T, type>::bytes) return;
     if (vecs == 1) take<type, 1, true>();
     else if (vecs == 2) take<type, 2, true>();
     else if (vecs == 4) take<type, 4, true>();
     else if (vecs == 8) take<type, 8, true>();
     else if (vecs == kStretch) take<type, kStretch, true>();
-    else if (vecs && vecs % kStretch == 0) take<type, kStretch, false>();
+    else if (vecs % kStretch == 0) take<type, kStretch, false>();
   }
   template <int type, int vecs, bool whole> void take() {
-    dots = Rowwise<T, type>::template dots<vecs, whole>;
-    add = Rowwise<T, type>::template add<vecs, whole>;
+    dots_alone = Rowwise<T, type>::template alone<vecs, whole>;
+    add_alone = Rowwise<T, type>::template add_alone<vecs, whole>;
   }
 };
 
-constexpr int64_t kShared = 64;  // rows that stay in the first cache until all have read them
-
-// Rows of a view, in stretches that can be streamed: `act(rows, stride, from, count)` for each. Where more than one reads them
-// they are short, and those of another type are converted first.
+// Rows of a view, in stretches that can be streamed: `act(rows, stride, from, count)` for each. Rows that do not stream as they
+// lie are copied, filled up with zeros to `columns`; so are those of another type that many queries read.
 template <class T> class SharedRows {
  public:
-  SharedRows(const View& view, int64_t columns, bool shared)
-      : view_(view), columns_(columns), shared_(shared), own_(view, columns) {
-#if defined(CLEARHEAD_NEON)
-    constexpr bool by_reading = true;  // bfloat16 is shifted as it is read, which is cheaper than a copy
-#else
-    constexpr bool by_reading = false;
-#endif
-    if (!shared || view.type == kOwn<T> || !own_.dots || (by_reading && view.type == kBFloat16)) return;
-    View turned = view;
-    turned.type = kOwn<T>, turned.col = int64_t(sizeof(T));
-    own_ = Streaming<T>(turned, columns);
-    converted_.resize(kShared * columns);
+  SharedRows(const View& view, int64_t columns, int64_t queries)
+      : view_(view), real_(columns), columns_(std::max<int64_t>(rounded(columns, kLanes<T>), kLanes<T>)), one_(queries == 1),
+        copied_(!Streaming<T>::takes(view, columns) || (queries > kQueries && view.type != kOwn<T>)),
+        stream_(copied_ ? kOwn<T> : view.type, columns_) {
+    if (copied_) rows_.resize(kShared * columns_), std::fill_n(rows_.data(), kShared * columns_, T(0));
   }
 
-  const Streaming<T>& stream() const { return own_; }
+  int64_t columns() const { return columns_; }
+  const Streaming<T>& stream() const { return stream_; }
 
   template <class Act> void each(const char* rows, int64_t count, Act act) {
-    for (int64_t from = 0, step = shared_ ? kShared : count; from < count; from += step) {
+    for (int64_t from = 0, step = one_ && !copied_ ? count : kShared; from < count; from += step) {
       const int64_t some = std::min(step, count - from);
-      if (converted_.empty()) {
+      if (!copied_) {
         act(rows + from * view_.row, view_.row, from, some);
         continue;
       }
       for (int64_t r = 0; r < some; ++r)
-        read_row<T>(rows + (from + r) * view_.row, view_.type, view_.col, columns_, converted_.data() + r * columns_);
-      act(reinterpret_cast<const char*>(converted_.data()), columns_ * int64_t(sizeof(T)), from, some);
+        read_row<T>(rows + (from + r) * view_.row, view_.type, view_.col, real_, rows_.data() + r * columns_);
+      act(reinterpret_cast<const char*>(rows_.data()), columns_ * int64_t(sizeof(T)), from, some);
     }
   }
 
  private:
   const View& view_;
-  int64_t columns_;
-  bool shared_;
-  Streaming<T> own_;
-  Buffer<T> converted_;
+  int64_t real_, columns_;
+  bool one_, copied_;
+  Streaming<T> stream_;
+  Buffer<T> rows_;
 };
 
 }  // namespace CLEARHEAD_ISA
