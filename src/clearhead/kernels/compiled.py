@@ -122,7 +122,7 @@ class Running:
             self.batch, grid.heads, problem.key_heads, grid.queries, grid.keys, problem.q.shape[-1], problem.width
         )
         call.scale, call.softcap = problem.scale, problem.softcap or 0.0
-        call.wide = self.dtype is np.float64
+        call.wide, call.learns = self.dtype is np.float64, problem.differentiated
         call.q, call.k, call.v = map(self.view, (problem.q, problem.k, problem.v))
         if problem.mask is not None:
             call.set_mask(self.nodes(problem.mask.lower(grid)))

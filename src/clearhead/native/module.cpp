@@ -228,6 +228,7 @@ NB_MODULE(_native, m) {
       .def_rw("scale", &Call::scale)
       .def_rw("softcap", &Call::softcap)
       .def_rw("wide", &Call::wide)
+      .def_rw("learns", &Call::learns)
       .def_rw("interruptible", &Call::interruptible)
       .def_rw("team", &Call::team)
       .def_rw("q", &Call::q)

@@ -91,6 +91,7 @@ struct Call {
   int64_t batch = 0, heads = 0, key_heads = 0, queries = 0, keys = 0, features = 0, width = 0;
   double scale = 1.0, softcap = 0.0;  // softcap 0: none
   bool wide = false;                  // work in double
+  bool learns = false;                // gradients follow, which compute the scores anew: they must come out the same
   View q, k, v, out;
   std::vector<MaskNode> mask;
   Bias bias;
