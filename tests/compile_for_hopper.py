@@ -23,6 +23,7 @@ from clearhead.core.observations import want
 from clearhead.core.problem import Problem, pose
 from clearhead.kernels.gpu import call as calls
 from clearhead.kernels.gpu.compiling import compile_together
+from clearhead.kernels.gpu.packed import look_through
 from clearhead.kernels.gpu.repair import repaired
 from clearhead.kernels.hopper import launch as hopper
 from clearhead.kernels.hopper import tile_runs
@@ -108,6 +109,7 @@ def portable(problem: Problem) -> None:
     few = calls.Call(pose(problem.q[:, :, :1], problem.k, problem.v, mask=problem.mask, softcap=problem.softcap))
     few.launch = Compiles()
     triton.forward(few)
+    look_through(problem.q, problem.k, problem.v, Compiles())
 
 
 def own(problem: Problem) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from interpreted import INSTALLED
 
-WANTED = ("forward", "repair", "deltas", "gradients_of_keys", "gradients_of_queries", "split_keys", "merge_parts")
+WANTED = (
+    "forward", "repair", "deltas", "gradients_of_keys", "gradients_of_queries", "split_keys", "merge_parts", "largest",
+)  # fmt: skip
 
 
 @pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")

@@ -169,7 +169,7 @@ def observed_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tu
         return None
     if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
         return None
-    if q.device.index != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
+    if q.get_device() != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
         return None
     part, wanted = part_of(mask, scale), []
     for number in asked:
@@ -180,6 +180,12 @@ def observed_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tu
         return None
     places = q.data_ptr() % 16, k.data_ptr() % 16, v.data_ptr() % 16
     return tensor_kind(q, k, v, part, scale), places, q.device, *wanted
+
+
+def observed_again(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
+    """What launches an observed call again, for one of a kind that was remembered; None for others."""
+    kind = observed_kind(q, k, v, mask, scale, asked)
+    return None if kind is None else OBSERVED.get(kind)
 
 
 def remember_observed(kind: Any, again: Any) -> None:

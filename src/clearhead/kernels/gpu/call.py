@@ -63,6 +63,7 @@ class Call:
         self.kept: dict[Any, Any] = {}
         self.replays: dict[Any, Replay | int] = {}
         self.as_given = False
+        self.grows = False  # in another size its like was played: so this one may be, layer by layer
         self.take(problem)
         self.mask = spans.prepare(problem.mask, grid, self.device)
         raw = problem.softcap is None and not isinstance(problem.bias, Added) and problem.scale > SMALLEST
@@ -111,6 +112,7 @@ class Call:
         else:
             last = resized(relative, problem)
             call = cls.again(problem, last)
+            _families.keep(family, last)
         _calls.keep(key, last)
         if spans.capturing(problem.q.device):
             _captured.append(last)
@@ -161,12 +163,13 @@ class Call:
             return compute()
         if isinstance(known, Replay):
             return known.play(inputs)
-        if not known:  # what comes once is not worth recording
+        if not known and not self.grows:  # what comes once is not worth recording
             if len(self.replays) >= MOST:
                 self.replays.clear()
             self.replays[name] = 1
             compiled_ahead(self, sort, compute)
             return compute()
+        compiled_ahead(self, sort, compute)
         launcher, recorder = self.launch, Recorder(self.launch, inputs)
         self.launch = recorder
         found = compute()
@@ -320,7 +323,8 @@ def resized(relative: dict[str, Any], problem: Problem) -> dict[str, Any]:
     """What a call of the same family left, with what depends on how many positions there are found anew."""
     grid = problem.grid
     mask = spans.prepare(problem.mask, grid, relative["device"])
-    return {**relative, "grid": grid, "mask": mask, "launch": Launcher(), "kept": {}, "replays": {}}
+    grows = any(isinstance(one, Replay) and one.played for one in relative["replays"].values())
+    return {**relative, "grid": grid, "mask": mask, "launch": Launcher(), "kept": {}, "replays": {}, "grows": grows}
 
 
 # blocks that a device had room for, where the first choice was too large

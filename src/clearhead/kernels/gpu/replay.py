@@ -206,10 +206,12 @@ class Replay:
         self.rooms = rooms
         self.steps = steps
         self.results = results
+        self.played = False
         self.stream = next((step.stream for step in steps if step.stream), None)
 
     def play(self, inputs: Sequence[torch.Tensor | None]) -> Any:
         """The same call with other inputs."""
+        self.played = True
         tensors = list(inputs)
         for shape, strides, dtype, device, make, zeros in self.rooms:
             empty = room(shape, dtype, device) if make is None else make(shape, strides, dtype)

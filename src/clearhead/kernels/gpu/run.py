@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 from clearhead.core.arrays import Array, made, summed_like
 from clearhead.core.formula import Gradients
-from clearhead.core.observations import Observed
+from clearhead.core.observations import OBSERVATIONS, Observed
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.gpu.call import Call, Forward
 from clearhead.kernels.gpu.compiling import compiled_ahead, wanted
 from clearhead.kernels.gpu.launcher import alike, hooked
+from clearhead.kernels.gpu.packed import Packed
 from clearhead.kernels.gpu.replay import Replay
 from clearhead.kernels.gpu.second_look import launched
 
@@ -38,7 +39,7 @@ def run(kernel: str, problem: Problem, compute: Callable[[Call], Looked]) -> Ran
             found = call.replayed(name, (call.q, call.k, call.v, call.sinks), partial(compute, call), sort)
             replay = call.replays.get(name)
             if want is not None and isinstance(replay, Replay) and call.as_given and not problem.headless:
-                problem.found["again"] = partial(again, kernel, replay, (call.mask, call.scoring, call.kept))
+                problem.found["again"] = Again(kernel, replay, (call.mask, call.scoring, call.kept))
     _, _, peak, total, _, _, unrounded = found.forward
     return Ran(observed_of(kernel, found), peak, total, unrounded)
 
@@ -49,12 +50,36 @@ def observed_of(kernel: str, found: Looked) -> Observed:
     return made(Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel=kernel, **found.more)
 
 
-def again(kernel: str, replay: Replay, _lasting: Any, q: Array, k: Array, v: Array) -> Observed | None:
-    """The same call on other tensors of its kind, with no sinks; what lasts is held on to, for it is read.
+class Again:
+    """A call that was recorded, for others of its kind, with no sinks; what lasts is held on to, for it is read."""
 
-    None where somebody wants to hear of every launch.
-    """
-    return None if hooked() else observed_of(kernel, replay.play((q, k, v, None)))
+    def __init__(self, kernel: str, replay: Replay, lasting: Any) -> None:
+        self.kernel, self.replay, self.lasting = kernel, replay, lasting
+
+    def __call__(self, q: Array, k: Array, v: Array) -> Observed | None:
+        """The same on other tensors; None where somebody wants to hear of every launch."""
+        return None if hooked() else observed_of(self.kernel, self.replay.play((q, k, v, None)))
+
+    def packed(self, q: Array, k: Array, v: Array) -> Packed | None:
+        """The same into one piece of memory, for tensors like these; None where that cannot be."""
+        results = vars(observed_of(self.kernel, self.replay.results)).copy()
+        places = {name: place for name, place in flat(results).items() if place is not None and name != "kernel"}
+        try:
+            return Packed(self.replay, places, self.lasting, q, k, v)
+        except ValueError:
+            return None
+
+
+def flat(results: dict[str, Any]) -> dict[str, Any]:
+    """Results by name, those of several arrays each under its own: "top.indices"."""
+    found: dict[str, Any] = {}
+    for name, value in results.items():
+        kind = OBSERVATIONS[name].kind if name in OBSERVATIONS else None
+        if kind is None or value is None:
+            found[name] = value
+        else:
+            found.update(zip(OBSERVATIONS[name].names(name), value, strict=True))
+    return found
 
 
 def gradients(
