@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import sys
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.core.observations import Observed
 from clearhead.torch_bridge.autograd import autocast
-from clearhead.watching import mode
+from clearhead.watching import handing, mode, sdpa
+from clearhead.watching.familiar import Way
 from clearhead.watching.given import Given
 from clearhead.watching.sdpa import hold_numbers
 
 Function = Callable[..., tuple[Tensor, Any]]
+PLAIN = "scaled_dot_product_attention"
 OTHERWISE = "its eager attention computes something other than softmax(Q Kᵀ · scale + mask) V, by its output"
 
 
@@ -32,6 +36,7 @@ class Registry:
         self.open = 0
         self.kind: Any = None
         self.own: Any = None
+        self.answers: dict[Any, Function] = {}  # what was handed out since the first of them was opened
         self.lock = threading.Lock()
 
     def begin(self) -> None:
@@ -51,15 +56,19 @@ class Registry:
             if not self.open and self.kind is not None:
                 self.kind.get_interface = self.own
                 self.kind = self.own = None
+                self.answers = {}
 
     def _answer(self) -> Callable[..., Function]:
-        own = self.own
+        own, answers, active = self.own, self.answers, mode.active
 
         def get_interface(interface: Any, attn_implementation: str, default: Function) -> Function:
             found: Function = own(interface, attn_implementation, default)
-            if not (mode.active.recorders or mode.active.standing):
+            if not (active.near or active.standing or active.recorders):
                 return found
-            return handed_out(watched(found) if found is default else found)
+            asked = found, found is default
+            if asked not in answers:
+                answers[asked] = handed_out(watched(found) if found is default else found)
+            return answers[asked]
 
         return get_interface
 
@@ -69,12 +78,42 @@ registry = Registry()
 
 def handed_out(function: Function) -> Function:
     """A function of the registry; who stands by looks at it as it runs."""
+    direct = looked_into(function)
 
-    def running(*args: Any, **options: Any) -> tuple[Tensor, Any]:
-        with mode.handed():
-            return function(*args, **options)
+    def running(module: nn.Module, *args: Any, **options: Any) -> tuple[Tensor, Any]:
+        found: tuple[Tensor, Any] = handing.hand_over(function, direct, module, args, options)
+        return found
 
     return running
+
+
+def looked_into(function: Function) -> Function | None:
+    """transformers' own function for "sdpa" with one name changed, so that its call is seen as it makes it; else None.
+
+    The same code over changed names: patching the module would be seen by every thread. Where somebody has put another
+    attention in the place of PyTorch's, it is theirs that the function is to call.
+    """
+    theirs = "transformers.integrations.sdpa_attention", "sdpa_attention_forward"
+    if not isinstance(function, types.FunctionType) or (function.__module__, function.__name__) != theirs:
+        return None
+    names = function.__code__.co_names
+    if not {PLAIN, "contiguous"} <= set(names) or getattr(F, PLAIN) is not sdpa.FUNCTION:
+        return None
+    inside = Instead(torch, nn=Instead(nn, functional=Instead(F, **{PLAIN: handing.directly})))
+    around = {**function.__globals__, "torch": inside}
+    copy = types.FunctionType(function.__code__, around, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+class Instead:
+    """A module with some names changed."""
+
+    def __init__(self, module: Any, **changed: Any) -> None:
+        vars(self).update(changed, _module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 def watched(function: Function) -> Function:
@@ -98,7 +137,7 @@ def watched(function: Function) -> Function:
             given = read(query, key, value, attention_mask, options)
         except (ValueError, TypeError, RuntimeError) as error:  # the model runs on, and what was missed is said
             for recorder in mode.active.recorders:
-                recorder.count(handed=True)
+                recorder.count(Way.HANDED)
                 recorder.refuse(str(error))
             with mode.without_steps():
                 return function(module, query, key, value, attention_mask, **options)

@@ -10,30 +10,82 @@ part: a run of more than it is a stranger's.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
-# by the module that was run: those that made its calls, and whether all of them by what the registry handed them
-Known = dict[str, dict[str, bool]]
-_known: WeakKeyDictionary[nn.Module, tuple[Any, Known]] = WeakKeyDictionary()
+
+class Way(IntEnum):
+    """How a module makes a call."""
+
+    ITSELF = 0
+    HANDED = 1  # by a function that transformers' registry handed it
+    DIRECT = 2  # by one that makes its call known, and was given the module itself
 
 
-def kind_of(model: nn.Module) -> Any:
-    """What decides which code a model runs, as far as can be told from outside."""
-    modules = list(model.modules())
+# by the module that was run: those that made its calls, and how, at least
+Known = dict[str, dict[str, Way]]
+MOST = 1_000_000  # modules of a model
+
+
+@dataclass(frozen=True)
+class Friend:
+    """What is known of a model, and where the modules that matter stand among all of it."""
+
+    kind: Any
+    known: Known
+    direct: frozenset[str]
+    matters: dict[str, int]
+    scripts: dict[str, str]  # modules that are TorchScript, and their classes
+
+
+_friends: WeakKeyDictionary[nn.Module, Friend] = WeakKeyDictionary()
+
+
+def all_modules(model: nn.Module) -> list[nn.Module]:
+    """A model and all its parts, the nearest first, and what has several places several times.
+
+    To walk a list takes a tenth of the time of `modules()`, which is for models that have no end so.
+    """
+    found = [model]
+    for module in found:
+        parts = module._modules
+        if parts:
+            found += [part for part in parts.values() if part is not None]
+            if len(found) > MOST:
+                return list(model.modules())
+    return found
+
+
+def kind_of(modules: list[nn.Module]) -> Any:
+    """What decides which code a model of these modules runs, as far as can be told from outside."""
+    owns = [module.__dict__ for module in modules]
     # most have no config, and PyTorch takes its time to say so
-    configs = {id(config): config for module in modules if (config := vars(module).get("config")) is not None}
-    ways = tuple(getattr(config, "_attn_implementation", None) for config in configs.values())
-    own = tuple(vars(module).get("forward") for module in modules)  # a forward that somebody has put in its place
-    return tuple(map(type, modules)), ways, tuple(module.training for module in modules), own
+    configs = {id(own["config"]): own["config"] for own in owns if "config" in own}
+    ways = [getattr(config, "_attn_implementation", None) for config in configs.values()]
+    # a forward that somebody has put in its place
+    return [type(one) for one in modules], ways, [(own.get("training"), own.get("forward")) for own in owns]
+
+
+def recall(model: nn.Module) -> tuple[Friend, dict[str, nn.Module]] | None:
+    """What is known of a model, and its modules that matter by name; None of a stranger."""
+    friend = _friends.get(model)
+    if friend is None:
+        return None
+    modules = all_modules(model)
+    if friend.kind != kind_of(modules):
+        return None
+    return friend, {name: modules[place] for name, place in friend.matters.items()}
 
 
 def known(model: nn.Module) -> Known:
     """What is known of a model: nothing of a stranger."""
-    found = _known.get(model)
-    return dict(found[1]) if found is not None and found[0] == kind_of(model) else {}
+    found = recall(model)
+    return {} if found is None else dict(found[0].known)
 
 
 def callers(model: nn.Module) -> frozenset[str] | None:
@@ -47,26 +99,45 @@ def all_of(known: Known) -> frozenset[str]:
     return frozenset(name for callers in known.values() for name in callers)
 
 
-def remember(model: nn.Module, run: str, callers: dict[str, bool]) -> Known:
+def direct_of(known: Known) -> frozenset[str]:
+    """Those that make all of their calls by functions which make them known."""
+    others = {name for callers in known.values() for name, way in callers.items() if way is not Way.DIRECT}
+    return all_of(known) - others - {""}
+
+
+def remember(model: nn.Module, run: str, callers: dict[str, Way]) -> Known:
     """All attention of a part of a model was seen as it ran, and these modules computed it."""
     found = known(model) | {run: dict(callers)}
-    _known[model] = (kind_of(model), found)
+    modules = all_modules(model)
+    places, direct = {id(module): place for place, module in enumerate(modules)}, direct_of(found)
+    named = dict(model.named_modules())
+    scripts = {name: type(one).__name__ for name, one in named.items() if isinstance(one, torch.jit.ScriptModule)}
+    matters = {name: places[id(named[name])] for name in around(all_of(found), direct) if name in named}
+    matters = {name: place for name, place in matters.items() if name not in scripts}
+    _friends[model] = Friend(kind_of(modules), found, direct, matters, scripts)
     return found
 
 
 def forget(model: nn.Module) -> None:
     """It does otherwise than before."""
-    _known.pop(model, None)
+    _friends.pop(model, None)
 
 
-def around(names: frozenset[str]) -> set[str]:
-    """Those modules, and all that they are parts of.
+def around(names: frozenset[str], direct: frozenset[str] = frozenset()) -> set[str]:
+    """Those modules, and all that they are parts of; but for layers in lists with nothing but one of `direct` in them.
 
     >>> sorted(around(frozenset({"layers.0.attn"})))
     ['', 'layers', 'layers.0', 'layers.0.attn']
+    >>> sorted(around(frozenset({"layers.0.attn"}), frozenset({"layers.0.attn"})))
+    ['', 'layers', 'layers.0.attn']
     """
-    found = {""}
+    inside: dict[str, list[str]] = {"": [""]}
     for name in names:
         parts = name.split(".")
-        found |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
-    return found
+        for count in range(1, len(parts) + 1):
+            inside.setdefault(".".join(parts[:count]), []).append(name)
+    return {
+        name
+        for name, there in inside.items()
+        if name in names or not (name.rpartition(".")[2].isdigit() and len(there) == 1 and there[0] in direct)
+    }

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.core.arrays import made
 from clearhead.core.observations import Observed
+from clearhead.watching.again import Pending
 from clearhead.watching.call import Call
 from clearhead.watching.given import Given
 from clearhead.watching.leaving import Leaving, on_its_way
@@ -35,6 +36,14 @@ class Holding:
         if observed.lse.is_cuda:
             return on_its_way(self.leaving, observed)
         return observed.each(lambda array: array.cpu())
+
+    def pending(self, pending: Pending) -> None:
+        """What was kept of a played call leaves; where all stays, what tells whether its numbers were finite."""
+        if self.on_device:
+            norms = pending.kind.packed.norms.of(pending.arrays)
+            self.leaving.send([norms], pending.doubts)
+        else:
+            self.leaving.send(pending.parcel(), pending.arrived)
 
     def kept(self, given: Given) -> Given:
         """A copy of a call; layers that share a mask, boolean or float, share its copy."""

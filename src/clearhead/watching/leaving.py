@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, SupportsIndex, TypeVar, overload
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from clearhead.core.observations import Observed
+from clearhead.watching.again import Pending
 from clearhead.watching.given import Given
 
 Kind = TypeVar("Kind")
@@ -167,9 +169,20 @@ class Arriving(list[Kind]):
     def __init__(self, leaving: Leaving) -> None:
         super().__init__()
         self.leaving = leaving
+        self.settled = 0  # so many of them are what they are to be
+
+    def settle(self) -> None:
+        """Wait until all is there, and make of it what it is to be."""
+        self.leaving.wait()
+        while self.settled < len(self):
+            one: Any = super().__getitem__(self.settled)
+            if isinstance(one, Pending):
+                made: Any = one.call()
+                super().__setitem__(self.settled, made)
+            self.settled += 1
 
     def __iter__(self) -> Iterator[Kind]:
-        self.leaving.wait()
+        self.settle()
         return super().__iter__()
 
     @overload
@@ -177,11 +190,11 @@ class Arriving(list[Kind]):
     @overload
     def __getitem__(self, which: slice) -> list[Kind]: ...
     def __getitem__(self, which: Any) -> Any:
-        self.leaving.wait()
+        self.settle()
         return super().__getitem__(which)
 
     def __reversed__(self) -> Iterator[Kind]:
-        self.leaving.wait()
+        self.settle()
         return super().__reversed__()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -211,6 +224,20 @@ def on_its_way(leaving: Leaving, value: Observed) -> Observed:
 def become(one: Any, other: Any) -> None:
     """One value becomes what another is. Nobody has read it before."""
     vars(one).update(vars(other))
+
+
+class Doubted:
+    """Tells a watch of a module that was given numbers which are not finite; what leaves does not keep it alive."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder, self.missed = weakref.ref(recorder), recorder.seen.missed
+
+    def __call__(self, name: str) -> None:
+        recorder = self.recorder()
+        if recorder is not None:
+            recorder.careful = True
+        why = "its numbers are not finite, and the model went on with clearhead's result of them"
+        self.missed.setdefault(name, why)
 
 
 def ask(leaving: Leaving, given: Given, odd: Callable[[], None]) -> None:

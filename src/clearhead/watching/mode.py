@@ -6,29 +6,29 @@ it is left. All watches that are open share it, so that they may be nested and m
 
 from __future__ import annotations
 
-import math
 import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from clearhead.calls import attention, observe
 from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
-from clearhead.watching import own, sdpa
+from clearhead.watching import again, own, sdpa
 from clearhead.watching.attending import ATTENTION
 from clearhead.watching.distance import mean_distance
+from clearhead.watching.familiar import Way
 from clearhead.watching.given import Given
 from clearhead.watching.recorder import Recorder
+from clearhead.watching.results import dual, laid_out, trusted
 from clearhead.watching.steps import FIXED, PLAIN, Steps, tensors
 
 # kernels that libraries register, and those that take functions, as flex_attention does
@@ -47,7 +47,10 @@ class Active(threading.local):
 
     recorders: list[Recorder] = field(default_factory=list)
     standing: list[Recorder] = field(default_factory=list)  # those who look at nothing but what a registry hands out
+    near: list[Recorder] = field(default_factory=list)  # the same of a model that runs, by the modules it is handed to
     handed: int = 0  # functions that a registry handed out and that are running
+    given: Any = None  # the module that the last of them was called by
+    direct: bool = False  # its one call is made without being looked for
     mode: Mode | None = None
     spare: Mode | None = None  # the same, kept for the next time
     steps: Steps = field(default_factory=Steps)
@@ -77,29 +80,23 @@ def stand_by(recorder: Recorder) -> None:
         active.standing.append(recorder)
 
 
-@contextmanager
-def handed() -> Iterator[None]:
-    """A function runs that a registry has handed out: who stands by looks at it."""
-    waiting = [recorder for recorder in active.standing if recorder not in active.recorders]
-    for recorder in waiting:
-        start(recorder)
-    active.handed += 1
-    try:
-        yield
-    finally:
-        active.handed -= 1
-        for recorder in waiting:
-            _rest(recorder)
+def come_near(recorder: Recorder) -> None:
+    """The same as long as a model runs, at what is handed to those of its modules that are known to make calls so."""
+    if recorder not in active.near:
+        active.near.append(recorder)
 
 
-def stop(recorder: Recorder) -> None:
-    """Stop looking at this thread for a watch; the mode goes with the last one."""
+def stop(recorder: Recorder, *, near: bool = True) -> None:
+    """Stop looking at this thread for a watch; the mode goes with the last one. Or let it be near still."""
     if recorder in active.standing:
         active.standing.remove(recorder)
-    _rest(recorder)
+    if near and recorder in active.near:
+        active.near.remove(recorder)
+    rest(recorder)
 
 
-def _rest(recorder: Recorder) -> None:
+def rest(recorder: Recorder) -> None:
+    """Stop looking at what this thread computes."""
     if recorder in active.recorders:
         active.recorders.remove(recorder)
     active.following = any(one.follows for one in active.recorders)
@@ -146,13 +143,13 @@ class Mode(TorchFunctionMode):
         """One call of a PyTorch function."""
         kwargs = kwargs or {}
         if func in sdpa.NAMES or func is attention:
-            return known(_attend(func, args, kwargs))
+            return known(seen_call(func, args, kwargs))
         if func is F.multi_head_attention_forward:
             return known(_multi_head(func, args, kwargs))
         kind: Any = type(func)
         if is_kernel(kind) and ATTENTION.search(str(func)):
             for recorder in active.recorders:
-                recorder.count(handed=active.handed > 0)
+                recorder.count(_way(recorder))
                 recorder.refuse(f"it calls {func}, a kernel of its own")
             return known(func(*args, **kwargs))
         result = func(*args, **kwargs)
@@ -178,7 +175,9 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
             recorder.step(found)
 
 
-def _attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def seen_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, lay: bool = True) -> Tensor:
+    """The result of a call of PyTorch's attention, or of ours, and every watch told of it; laid out as PyTorch does."""
+
     def plain() -> Tensor:
         return func(*args, **kwargs)
 
@@ -186,15 +185,44 @@ def _attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if func is attention:
             given, dropped = own.read(*args, **kwargs), kwargs.get("dropout") is not None
             return attend(given, plain, beside=dropped, ours=True)
+        # who is alone may have met such a call before
+        played = active.recorders[0].played if len(active.recorders) == 1 else None
+        kind = None if played is None else again.kind_of(*args, **kwargs)
+        known = None if played is None or kind is None else played.get(kind)
+        if known is not None:
+            output = _played(active.recorders[0], known, *args[:3], **kwargs)
+            if output is not None:
+                return laid_out(output, args[0] if args else kwargs["query"]) if lay else output
         given, dropout = sdpa.read(args, kwargs)
     except (ValueError, TypeError) as error:
         for recorder in active.recorders:
-            recorder.count(handed=active.handed > 0)
+            recorder.count(_way(recorder))
             recorder.refuse(str(error))
         return plain()
     # of PyTorch's ways only some take both a mask and causality
     both = given.causal and (given.mask is not None or given.bias is not None)
-    return attend(given, plain, beside=both or dropout != 0)
+    result = attend(given, plain, beside=both or dropout != 0)
+    if played is not None and kind is not None and known is None:
+        again.learn(played, kind, active.recorders[0].wanted, sdpa.arguments(*args, **kwargs))
+    return result
+
+
+def _played(
+    recorder: Recorder, known: again.Kind, query: Tensor, key: Tensor, value: Tensor, **_: Any
+) -> Tensor | None:
+    """The result of a call of a kind that this watch has met, which is told of it; None where it is not for that."""
+    if recorder.edit is not None or recorder.careful or not recorder.selects():
+        return None
+    try:
+        found = known.play(query, key, value)
+    except Exception:  # it is observed as if for the first time, and what is wrong is said there
+        found = None
+    if found is None:
+        return None
+    output, kept = found
+    recorder.count(_way(recorder))
+    recorder.hold(known, kept, output)
+    return output
 
 
 def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False, ours: bool = False) -> Tensor:
@@ -208,7 +236,7 @@ def attend(given: Given, plain: Callable[[], Tensor], *, beside: bool = False, o
     if not interested:
         return _edited(plain())
     tensors = [a for a in (given.q, given.k, given.v, given.bias, given.sinks) if isinstance(a, Tensor)]
-    beside = beside or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)) or any(map(_dual, tensors))
+    beside = beside or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)) or any(map(dual, tensors))
     result = plain() if beside else None
     with torch.no_grad():
         given = given.detached()
@@ -256,10 +284,17 @@ def without_steps() -> Iterator[None]:
         active.quiet = before
 
 
+def _way(recorder: Recorder) -> Way:
+    """How the call that is being made is made."""
+    if not active.handed:
+        return Way.ITSELF
+    return Way.DIRECT if active.direct and recorder.runs_now(active.given) else Way.HANDED
+
+
 def _interested() -> list[Recorder]:
     """The watches that want to see the call that is being made."""
     for recorder in active.recorders:
-        recorder.count(handed=active.handed > 0)
+        recorder.count(_way(recorder))
     return [recorder for recorder in active.recorders if recorder.edit is None and recorder.selects()]
 
 
@@ -269,48 +304,6 @@ def _edited(output: Tensor) -> Tensor:
         if recorder.edit is not None and recorder.selects():
             output = recorder.edit(output)
     return output
-
-
-def trusted(given: Given, recorder: Recorder) -> bool:
-    """Is our result PyTorch's? On a GPU that is taken to be so until something else is found: it would have to wait."""
-    some = given.q.numel() and given.k.numel() and given.v.numel()
-    if some and given.q.is_cuda and given.bias is None and not recorder.careful:
-        recorder.doubt(given)
-        return True
-    return ordinary(given)
-
-
-def ordinary(given: Given) -> bool:
-    """Are numbers and scores finite? Where a hidden key is not, it spoils PyTorch's output and never ours."""
-    features = given.q.shape[-1]
-    scale = 1.0 / math.sqrt(max(features, 1)) if given.scale is None else abs(given.scale)
-    q, k, v = (float(torch.linalg.vector_norm(t, math.inf)) if t.numel() else 0.0 for t in (given.q, given.k, given.v))
-    if given.bias is not None and given.bias.numel() and not float(given.bias.max()) < math.inf:
-        return False
-    return q * k * features * scale < torch.finfo(torch.float32).max and math.isfinite(v)
-
-
-def _dual(tensor: Tensor) -> bool:
-    """Does a tensor carry a tangent, of forward-mode differentiation?"""
-    unpack: Any = forward_ad.unpack_dual
-    return forward_ad._current_level >= 0 and unpack(tensor).tangent is not None
-
-
-def laid_out(output: Tensor, q: Tensor) -> Tensor:
-    """An output as PyTorch lays it out in memory, after the queries: models take a `view` of it that relies on this."""
-    if output.shape != q.shape or q.stride(-1) != 1:
-        return output
-    strides = strides_like(tuple(q.shape), q.stride())
-    if output.stride() == strides:
-        return output
-    return torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device).copy_(output)
-
-
-@lru_cache(maxsize=256)
-def strides_like(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of a new tensor that PyTorch makes after another."""
-    found: tuple[int, ...] = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
-    return found
 
 
 def look(given: Given, recorder: Recorder, why_not: Callable[[Observed], str | None] | None = None) -> Observed | None:
@@ -349,7 +342,7 @@ def _multi_head(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """
 
     def sees(*a: Any, **k: Any) -> Tensor:
-        return _attend(F.scaled_dot_product_attention, a, k)
+        return seen_call(F.scaled_dot_product_attention, a, k)
 
     def only_looks(*a: Any, **k: Any) -> Tensor:
         sees(*a, **k)

@@ -37,6 +37,11 @@ class Tokens:
         if len(lengths) > 1:
             raise ArgumentError("tokens", f"has rows of {lengths[0]} and of {lengths[-1]} tokens, expected one length")
 
+    @property
+    def known_of(self) -> bool:
+        """Were any given?"""
+        return self.fixed is not None or self.tokenizer is not None
+
     def begin(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool = True) -> None:
         """The model, or a part of it by itself, is called: remember the ids that it is given."""
         if self.tokenizer is None:

@@ -106,30 +106,54 @@ class watch:
         recorder = self.recorder
         uncompiled.begin()
         registry.begin()
-        matters: set[str] | None = None
-        if type(self) is watch:  # others change what a model does, and see all of it
-            recorder.learnt, recorder.estranged = self._keep, self._look_at
-            known = familiar.known(recorder.root)
-            if known:
-                recorder.know(known)
-                matters = familiar.around(familiar.all_of(known))
-        self._look_at(matters)
+        if type(self) is not watch:  # others change what a model does, and see all of it
+            self._look_at()
+            return recorder.seen
+        recorder.learnt, recorder.estranged, recorder.alone = self._keep, self._look_at, self._look_closely
+        found = familiar.recall(recorder.root)
+        if found is None:
+            self._look_at()
+        else:
+            friend, modules = found
+            recorder.know(friend.known)
+            recorder.scripts.update(friend.scripts)
+            for name, module in modules.items():
+                self._hook(name, module)
         return recorder.seen
 
-    def _look_at(self, names: set[str] | None = None) -> None:
-        """Look at these modules too, or at all."""
+    def _look_at(self) -> None:
+        """Look at all modules."""
         recorder = self.recorder
         for name, module in recorder.root.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 recorder.scripts[name] = type(module).__name__
                 continue
-            if name in self.handles:
-                continue
-            if names is None or name in names:
-                self.handles[name] = [
-                    module.register_forward_pre_hook(Hook(_before, recorder, name), prepend=True, with_kwargs=True),
-                    module.register_forward_hook(Hook(_after, recorder, name), always_call=True, with_kwargs=True),
-                ]
+            self._hook(name, module)
+
+    def _hook(self, name: str, module: nn.Module) -> None:
+        """Look at a module when it is entered and left; where that is enough, at that it is entered alone."""
+        recorder = self.recorder
+        lightly = name in recorder.direct
+        if name in self.handles:
+            if lightly == (len(self.handles[name]) == 1):
+                return
+            self._unhook(name)
+        does = _ready if lightly else _before
+        self.handles[name] = [
+            module.register_forward_pre_hook(Hook(does, recorder, name), prepend=True, with_kwargs=True)
+        ]
+        if not lightly:
+            left = Hook(_after, recorder, name)
+            self.handles[name].append(module.register_forward_hook(left, always_call=True, with_kwargs=True))
+
+    def _unhook(self, name: str) -> None:
+        for handle in self.handles.pop(name):
+            handle.remove()
+
+    def _look_closely(self, name: str) -> None:
+        """A module runs by itself that was looked at as a part of others."""
+        self.recorder.direct -= {name}
+        self._hook(name, self.recorder.root.get_submodule(name))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -144,14 +168,19 @@ class watch:
         if kind is None and self.recorder.blind:
             _warn(self.recorder.seen)
 
-    def _keep(self, names: set[str]) -> None:
-        """Look at these modules alone from now on."""
+    def _keep(self) -> None:
+        """Look at the modules that matter alone from now on."""
+        if not self.handles:
+            return
+        names = familiar.around(self.recorder.callers or frozenset(), self.recorder.direct)
         for name in [name for name in self.handles if name not in names]:
-            for handle in self.handles.pop(name):
-                handle.remove()
+            self._unhook(name)
+        for name in self.recorder.direct.intersection(self.handles):
+            self._hook(name, self.recorder.root.get_submodule(name))
 
     def _let_go(self) -> None:
-        self._keep(set())
+        for name in list(self.handles):
+            self._unhook(name)
 
 
 def _warn(seen: Seen) -> None:
@@ -184,10 +213,21 @@ def _nothing(*given: Any) -> None:
     """What a hook does in a copy of a watched model."""
 
 
-def _before(recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _ready(recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if recorder.ready(name, module) or _not_a_run() or recorder.rests(module) or recorder.alone is None:
+        return
+    recorder.alone(name)
+    _before(recorder, name, module, args, kwargs, depth=4)
+
+
+def _before(
+    recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 3
+) -> None:
     if _not_a_run() or recorder.rests(module):
         return
-    outermost = recorder.enter(name, module, args, kwargs)
+    outermost = recorder.enter(name, module, args, kwargs, depth)
+    if outermost and recorder.direct:
+        mode.come_near(recorder)
     # where it is known who attends, all that others compute is let be
     if recorder.calling(name) if recorder.callers is not None else outermost:
         if recorder.callers is not None and recorder.asks(name):
@@ -203,8 +243,9 @@ def _after(
         return None
     if not recorder.rested(module):
         attended = recorder.calling(name)
-        if recorder.leave(name) or attended:
-            mode.stop(recorder)
+        left = recorder.leave(name)
+        if left or attended:
+            mode.stop(recorder, near=left)
     if isinstance(module, nn.TransformerEncoder):
         return as_fast_path(module, args, kwargs, output)
     return None

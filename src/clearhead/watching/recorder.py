@@ -5,48 +5,24 @@ from __future__ import annotations
 import math
 import sys
 import threading
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from types import FrameType
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from clearhead.core.observations import Observed
-from clearhead.watching import familiar
+from clearhead.watching import again, familiar
 from clearhead.watching.attending import attends, silence
 from clearhead.watching.call import CROSS, Call, layer_of
 from clearhead.watching.given import Given
 from clearhead.watching.holding import Holding
-from clearhead.watching.leaving import Arriving, ask
+from clearhead.watching.leaving import Arriving, Doubted, ask
 from clearhead.watching.names import Tokens
+from clearhead.watching.running import Frame, Thread, again_in_backward, inside, still_runs
 from clearhead.watching.seen import Seen
 from clearhead.watching.wants import Wanted
-
-
-@dataclass
-class Frame:
-    """A module that is running: how many calls and other steps had been made when it was entered."""
-
-    name: str
-    module: nn.Module
-    before: int
-    mixed: int = 0
-
-
-@dataclass
-class Thread(threading.local):
-    """What one thread is doing inside a watched model."""
-
-    frames: list[Frame] = field(default_factory=list)
-    made: int = 0
-    mixed: int = 0  # steps that may be those of attention
-    step: int = 0
-    whole: bool = False  # it is the whole model that runs
-    within: FrameType | None = None  # where Python runs the outermost module
-    resting: bool = False  # the whole model runs, and this time nobody looks
 
 
 class Recorder:
@@ -70,9 +46,12 @@ class Recorder:
         self.known: familiar.Known = {}  # who makes calls, by the module whose run was seen; nobody in a stranger
         self.callers: frozenset[str] | None = None  # all of those
         self.follows = True  # steps are followed, since there may be attention in them
-        self.learnt: Callable[[set[str]], None] | None = None  # told of the modules that matter
+        self.learnt: Callable[[], None] | None = None  # told that only some modules matter
         self.estranged: Callable[[], None] | None = None  # told that all do
+        self.alone: Callable[[str], None] | None = None  # told of a module that runs by itself
         self.careful = False  # numbers were met that are not finite
+        self.played = again.sort_of(wanted, heads, on_device)  # kinds of calls that are played; None for none
+        self.doubted = Doubted(self)
         self.here = Thread()
         self.lock = threading.Lock()
         self.begun = 0
@@ -83,7 +62,8 @@ class Recorder:
         self.at_last: Callable[[], None] | None = None
         self.order: dict[str, int] = {}  # modules without a number in their name, in the order of their first call
         self.made_calls: set[str] = set()
-        self.by_themselves: set[str] = set()  # those of them that did not ask transformers' registry for it
+        self.ways: dict[str, familiar.Way] = {}  # how each of them made its calls
+        self.direct: frozenset[str] = frozenset()  # of the callers, those that are known by what is handed to them
         self.scripts: dict[str, str] = {}  # modules that are TorchScript, and their classes
         self.silent: dict[str, str] = {}
         self.in_steps: dict[str, str] = {}
@@ -106,10 +86,12 @@ class Recorder:
             self.here.resting = False
         return resting
 
-    def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """A module starts to run; True where it is the outermost on this thread."""
+    def enter(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 3
+    ) -> bool:
+        """A module starts to run; True where it is the outermost on this thread. `depth` frames from what runs it."""
         here = self.here
-        if module is self.root and not _running(here.within):
+        if module is self.root and not still_runs(here.within):
             self.abandon()
         outermost = not here.frames
         if outermost:
@@ -118,7 +100,7 @@ class Recorder:
                     return False
                 self.runs += 1
                 self.inside += 1
-                here.within = sys._getframe(3)  # past the hook: what called it also runs the module
+                here.within = sys._getframe(depth)  # past the hook: what called it also runs the module
                 here.whole = module is self.root
                 # a part that runs while the model does is run by it, on a thread of its own
                 here.step = self.begun - 1 if self.whole and not here.whole else self.begun
@@ -127,7 +109,7 @@ class Recorder:
                     self.whole += 1
                 self.tokens.begin(here.step, args, kwargs, whole=here.whole)
             if self.callers is not None and not self._knows(name) and self.estranged is not None:
-                self.callers, self.follows = None, True
+                self.callers, self.follows, self.direct = None, True, frozenset()
                 self.estranged()
         here.frames.append(Frame(name, module, here.made, here.mixed))
         return outermost
@@ -140,10 +122,39 @@ class Recorder:
             if frame.name == name:
                 self._notesilence(frame)
                 if not frames:
+                    self._note_quiet()
                     self._one_less()
                     self._learn(name)
                 return not frames
         return False
+
+    def ready(self, name: str, module: nn.Module) -> bool:
+        """A module starts to run inside another that is looked at only when a function is handed to it; else False."""
+        here = self.here
+        if not here.frames:
+            return False
+        here.ran[module] = name
+        here.quiet.append((name, module))
+        return True
+
+    def begin(self, module: nn.Module) -> bool:
+        """A function was handed to a module; True where it is one of those."""
+        here = self.here
+        name = here.ran.get(module)
+        if name is None or self.closed or not here.frames or again_in_backward():
+            return False
+        here.frames.append(Frame(name, module, here.made, here.mixed))
+        return True
+
+    def end(self, module: nn.Module) -> None:
+        """That function has run."""
+        if self.runs_now(module):
+            self.here.frames.pop()
+
+    def runs_now(self, module: nn.Module) -> bool:
+        """Is it the innermost module that is running on this thread?"""
+        frames = self.here.frames
+        return bool(frames) and frames[-1].module is module
 
     def calling(self, name: str) -> bool:
         """Is a module that is running one that makes calls, where these are known, and not inside another such one?"""
@@ -156,6 +167,8 @@ class Recorder:
         """Forget a run on this thread that was interrupted, as Ctrl-C does, without being left."""
         if self.here.frames:
             self.here.frames.clear()
+            self.here.ran.clear()
+            self.here.quiet.clear()
             self._one_less()
 
     def close(self, at_last: Callable[[], None]) -> None:
@@ -182,22 +195,33 @@ class Recorder:
         if self.callers is not None or self.edit is not None or not self.made_calls or self.inside:
             return
         if not (self.in_steps or self.silent or self.refused):
-            callers = {who: who not in self.by_themselves for who in self.made_calls}
+            callers = {who: self.ways[who] for who in self.made_calls}
             self.know(familiar.remember(self.root, name, callers))
 
     def know(self, known: familiar.Known) -> None:
         """All attention of some modules is computed by these parts of them."""
         if self.learnt is not None:
             self.known, self.callers, self.follows = known, familiar.all_of(known), False
-            self.learnt(familiar.around(self.callers))
+            self.direct = familiar.direct_of(known)
+            self.learnt()
 
     def _knows(self, name: str) -> bool:
         """Was a run seen that has all that a run of this module has?"""
-        return any(name == entered or _inside(name, entered) for entered in self.known)
+        return any(name == entered or inside(name, entered) for entered in self.known)
 
     def asks(self, name: str) -> bool:
         """Does a module that makes calls make all of them by what transformers' registry hands it?"""
-        return all(callers[name] for callers in self.known.values() if name in callers)
+        return all(callers[name] >= familiar.Way.HANDED for callers in self.known.values() if name in callers)
+
+    def _note_quiet(self) -> None:
+        """A run has ended: which modules ran that make their calls when a function is handed to them, and made none?"""
+        here = self.here
+        for name, module in here.quiet:
+            familiar.forget(self.root)
+            with self.lock:
+                self.silent[name] = silence(module, "in steps, or in a kernel of its own")
+        here.quiet.clear()
+        here.ran.clear()
 
     def _notesilence(self, frame: Frame) -> None:
         if not self.follows and self.callers is not None:
@@ -212,7 +236,7 @@ class Recorder:
             # what stands inside it are its helpers, and not attention of their own; inside the whole model only where
             # it attends by itself: all its layers stand there
             if frame.name or "" in self.made_calls:
-                self.silent = {n: why for n, why in self.silent.items() if not _inside(n, frame.name)}
+                self.silent = {n: why for n, why in self.silent.items() if not inside(n, frame.name)}
             # one that did nothing that attention needs only is called so
             if self.here.made == frame.before and self.here.mixed > frame.mixed:
                 self.silent[frame.name] = silence(frame.module, "in steps, or in a kernel of its own")
@@ -231,12 +255,15 @@ class Recorder:
         layer = frames[-2].module if len(frames) > 1 else None
         return isinstance(layer, nn.TransformerDecoderLayer) and frames[-1].module is layer.multihead_attn
 
-    def count(self, *, handed: bool = False) -> None:
-        """A call was made, whether it is wanted or not; `handed` by a function that transformers' registry gave."""
-        self.here.made += 1
-        self.made_calls.add(self.running)
-        if not handed:
-            self.by_themselves.add(self.running)
+    def count(self, way: familiar.Way) -> None:
+        """A call was made, in some way, whether it is wanted or not."""
+        here = self.here
+        name = here.frames[-1].name if here.frames else ""
+        here.made += 1
+        self.made_calls.add(name)
+        self.ways[name] = min(way, self.ways.get(name, way))
+        if here.quiet and here.quiet[-1][0] == name:
+            here.quiet.pop()
 
     def step(self, found: str) -> None:
         """A step was made that "mixes" positions, as attention does and other things do, or with which it "attends"."""
@@ -293,20 +320,29 @@ class Recorder:
             self.seen.calls.append(call)
         self.holding.rest(call)
 
+    def hold(self, kind: again.Kind, kept: Tensor, output: Tensor) -> None:
+        """Hold on to what was kept of a call that was played."""
+        here = self.here
+        frame = here.frames[-1]
+        named: Any = (None, None)
+        if self.tokens.known_of:
+            named = self.tokens.of(frame.name, here.step, kind.batch, kind.queries, kind.keys, crossing=self.crosses)
+        fields = {
+            "name": frame.name, "kind": type(frame.module).__name__, "index": 0, "step": here.step,
+            "layer": self.number(frame.name), "heads": None, "queries_named": named[0], "keys_named": named[1],
+        }  # fmt: skip
+        pending: Any = again.Pending(kind, kept, output if kind.output else None, self.doubted, fields)
+        with self.lock:
+            fields["index"] = len(self.seen.calls)
+            self.seen.calls.append(pending)
+        self.holding.pending(pending)
+
     def doubt(self, given: Given) -> None:
         """Whether numbers on a GPU are finite is told when what was observed is read: nobody waits for it before.
 
         Where they are not, PyTorch's result and ours may differ. It is then said of this call, and later ones wait.
         """
-        name, missed, me = self.running, self.seen.missed, weakref.ref(self)  # what leaves would keep itself alive
-
-        def odd() -> None:
-            recorder = me()
-            if recorder is not None:
-                recorder.careful = True
-            missed.setdefault(name, "its numbers are not finite, and the model went on with clearhead's result of them")
-
-        ask(self.holding.leaving, given, odd)
+        ask(self.holding.leaving, given, partial(self.doubted, self.running))
 
     def refuse(self, why: str) -> None:
         """The call that is being made cannot be observed."""
@@ -315,13 +351,13 @@ class Recorder:
     def settle(self) -> None:
         """Say what was missed, now that everything has run."""
         self.holding.settle()
-        self.learnt = self.estranged = None  # who closes it is not held by it
+        self.learnt = self.estranged = self.alone = None  # who closes it is not held by it
         missed = {**self.in_steps, **self.refused}
         made_calls = set(self.made_calls)
         for name, why in self.silent.items():
-            if any(name == other or _inside(name, other) or _inside(other, name) for other in self.in_steps):
+            if any(name == other or inside(name, other) or inside(other, name) for other in self.in_steps):
                 continue
-            if name not in made_calls and not any(_inside(made, name) for made in made_calls):
+            if name not in made_calls and not any(inside(made, name) for made in made_calls):
                 missed.setdefault(name, why)
         for name, kind in self.scripts.items():
             missed.setdefault(name, f"{kind} is TorchScript, which runs where Python cannot see")
@@ -354,18 +390,3 @@ class Recorder:
             return fnmatchcase(name, which)
         number = layer_of(name)
         return (self.order.get(name) if number is None else number) == which
-
-
-def _running(frame: FrameType | None) -> bool:
-    """Is Python still inside this frame, on this thread? A run that was interrupted has left it."""
-    here: FrameType | None = sys._getframe(1)  # not its own: a frame that knows itself keeps all that it saw alive
-    while here is not None and frame is not None:
-        if here is frame:
-            return True
-        here = here.f_back
-    return False
-
-
-def _inside(name: str, other: str) -> bool:
-    """Is a module a part of another, by their names?"""
-    return name != other and (not other or name.startswith(f"{other}."))

@@ -14,6 +14,7 @@ from clearhead.core.masks import Band
 from clearhead.torch_bridge.autograd import autocast
 from clearhead.watching.given import Given
 
+FUNCTION = F.scaled_dot_product_attention  # as PyTorch has it
 # the function as users and as other libraries call it
 NAMES = frozenset(
     (
