@@ -66,7 +66,12 @@ template <class V> inline V max(V a, V b) { return a > b ? a : b; }
 #endif
 
 // The smaller of two finite numbers.
+#if defined(CLEARHEAD_NEON)
+inline Vec<float> min(Vec<float> a, Vec<float> b) { return vminq_f32(a, b); }
+inline Vec<double> min(Vec<double> a, Vec<double> b) { return vminq_f64(a, b); }
+#else
 template <class V> inline V min(V a, V b) { return a < b ? a : b; }
+#endif
 
 // a · b + c with c read from memory. A NEON multiply-add overwrites c: read anew, it costs a load, for which there is room,
 // and not a copy, for which the multipliers would wait.
@@ -102,6 +107,9 @@ template <class T> inline uint32_t lanes_above(Vec<T> a, Vec<T> b) {
 #elif defined(CLEARHEAD_AVX2)
   if constexpr (sizeof(T) == 4) return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
   else return uint32_t(_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_GT_OQ)));
+#elif defined(CLEARHEAD_NEON)
+  if constexpr (sizeof(T) == 4) return vaddvq_u32(vandq_u32(vcgtq_f32(a, b), uint32x4_t{1, 2, 4, 8}));
+  else return uint32_t(vaddvq_u64(vandq_u64(vcgtq_f64(a, b), uint64x2_t{1, 2})));
 #else
   const BitVec<T> above = a > b;
   uint32_t bits = 0;

@@ -225,6 +225,7 @@ template <class T> class Observer {
       Vec<T> sorted[kSorted] = {};
       for (int64_t n = 0; n < steps; ++n) {
         Vec<T> next = load<T>(steps_.data() + n * panel + x * lanes);
+        if (!lanes_above<T>(next, max(sorted[many - 1], load<T>(least + x * lanes)))) continue;  // no lane gains by it
         for (int64_t place = 0; place < many; ++place) {
           const Vec<T> larger = max(sorted[place], next);
           next = min(sorted[place], next);
