@@ -28,6 +28,7 @@ def _as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch.set_num_threads(before)
     ch.set_threads(None)
+    module._told = ()  # which was said of eight cores
 
 
 def test_what_was_asked_for_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,3 +151,28 @@ def test_the_kernel_is_given_that_many(monkeypatch: pytest.MonkeyPatch) -> None:
     ch.attention(q.numpy(), q.numpy(), q.numpy(), kernel="compiled")
     ch.attention(q[:, :4], q, q, kernel="compiled")  # too little for a second
     assert given == [2, 8, 1]
+
+
+@built
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not say which cores a process has")
+def test_programs_of_jax_take_no_more_threads_than_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clearhead import _native as native
+
+    module._told = ()
+    own = os.sched_getaffinity(0)
+    module.allow()
+    assert native.allowed_threads() == len(own)
+    try:
+        os.sched_setaffinity(0, {min(own)})
+        assert native.allowed_threads() == 1  # with nobody telling it
+        ch.set_threads(3)
+        assert native.allowed_threads() == 3  # as asked for
+    finally:
+        os.sched_setaffinity(0, own)
+    monkeypatch.setenv("CLEARHEAD_THREADS", "7")
+    ch.set_threads(None)
+    assert native.allowed_threads() == 7
+    monkeypatch.setenv("CLEARHEAD_THREADS", "none")
+    for _ in range(2):  # each call says so
+        with pytest.raises(ch.ArgumentError, match="CLEARHEAD_THREADS: is 'none'"):
+            module.allow()

@@ -36,22 +36,42 @@ def set_threads(count: int | None) -> None:
         allow()
 
 
+# what `allow` has told; nobody asks for less than a thread
+_told: tuple[object, ...] = ()
+
+
 def allow() -> None:
-    """Tell the compiled kernel how many threads programs of JAX may take, which ask nobody."""
+    """Tell the compiled kernel how many threads programs of JAX may take; they ask for the cores by themselves."""
+    global _told
+    asked = _threads, os.environ.get("CLEARHEAD_THREADS"), os.environ.get("OMP_NUM_THREADS")
     native = sys.modules.get("clearhead._native")
-    if native is not None:
-        native.allow_threads(threads("jax"))
+    if native is None or asked == _told:
+        return
+    named = _named()
+    native.allow_threads(_limit() if named is None else named, named is None)
+    _told = asked
 
 
 def threads(library: str = "numpy") -> int:
     """How many threads the compiled kernel uses now, for arrays of a library."""
+    named = _named()
+    if named is not None:
+        return named
+    own = min(cores(), _limit())
+    return min(own, sys.modules["torch"].get_num_threads()) if library == "torch" else own
+
+
+def _named() -> int | None:
+    """How many threads somebody asked for."""
     if _threads is not None:
         return _threads
     given = os.environ.get("CLEARHEAD_THREADS")
-    if given is not None:
-        return _asked(given)
-    own = _least(cores(), quota(), os.environ.get("OMP_NUM_THREADS", ""))
-    return min(own, sys.modules["torch"].get_num_threads()) if library == "torch" else own
+    return None if given is None else _asked(given)
+
+
+def _limit() -> int:
+    """How many threads the process may have, whichever cores it runs on."""
+    return _least(quota(), os.environ.get("OMP_NUM_THREADS", ""))
 
 
 def team() -> int:
@@ -99,8 +119,8 @@ def _asked(given: str) -> int:
 
 
 @lru_cache(maxsize=16)
-def _least(cores: int, quota: int | None, openmp: str) -> int:
-    return min(limit for limit in (cores, quota, _outermost(openmp)) if limit is not None)
+def _least(quota: int | None, openmp: str) -> int:
+    return min(limit for limit in (quota, _outermost(openmp), MOST) if limit is not None)
 
 
 @lru_cache(maxsize=16)

@@ -5,12 +5,27 @@
 #include <atomic>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
 
 namespace clearhead {
 namespace {
 
 std::atomic<int> most_threads{1};
+std::atomic<bool> no_more_than_cores{false};
+
+// The cores that this process may run on now.
+int cores() {
+#ifdef __linux__
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(CPU_COUNT(&set), 1);
+#endif
+  return std::max(int(std::thread::hardware_concurrency()), 1);
+}
 
 int64_t bytes_of(int type) {
   switch (type) {
@@ -147,8 +162,12 @@ MaskNode node(Reader& reader, const std::vector<int64_t>& batch, int64_t place) 
 
 }  // namespace
 
-void allow_threads(int count) { most_threads = std::max(count, 1); }
-int allowed_threads() { return most_threads; }
+void allow_threads(int count, bool by_cores) {
+  most_threads = std::max(count, 1);
+  no_more_than_cores = by_cores;
+}
+
+int allowed_threads() { return no_more_than_cores ? std::min<int>(most_threads, cores()) : most_threads.load(); }
 
 Described::Described(const int64_t* numbers, int64_t count, double scale, double softcap, std::vector<Given> given,
                      std::vector<Given> results) {

@@ -46,8 +46,8 @@ struct Described {
   std::vector<std::unique_ptr<Narrowed>> narrowed_;
 };
 
-// The most threads that calls of compiled programs take, which ask nobody.
-void allow_threads(int count);
+// The most threads that calls of compiled programs take, which ask nobody; `by_cores`: no more than the process has cores.
+void allow_threads(int count, bool by_cores);
 int allowed_threads();
 
 }  // namespace clearhead

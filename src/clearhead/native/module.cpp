@@ -274,6 +274,7 @@ NB_MODULE(_native, m) {
   m.def("end", end);
   m.def("run_described", run_described);
   m.def("allow_threads", allow_threads);
+  m.def("allowed_threads", allowed_threads);
   m.def("xla_minors", [] { return std::make_tuple(xla::kOldestMinor, xla::kNewestMinor); });
   m.def("xla_handler", [](int minor) {
     xla::tell_minor(minor);
