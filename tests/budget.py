@@ -78,7 +78,45 @@ def within(got: Any, exact: Any, plain: Any, keys: int, what: str = "output", si
 @cache
 def expected(name: str) -> dict[str, Expected]:
     """Everything that can come out of a case: output, gradients, observations."""
-    case = BY_NAME[name]
+    return expected_of(BY_NAME[name])
+
+
+class Given(NamedTuple):
+    """A problem that is no case: its arrays, of any library that NumPy reads, and its options."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    dout: np.ndarray
+    options: dict[str, Any]
+
+    @property
+    def dtype(self) -> str:
+        return self.q.dtype.name
+
+    def build(self) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, dict[str, Any]]:
+        return (self.q, self.k, self.v), self.dout, self.options
+
+    def dlse(self) -> np.ndarray:
+        return np.zeros(self.dout.shape[:-1], np.float32)
+
+
+def given(q: Any, k: Any, v: Any, dout: Any = None, **options: Any) -> dict[str, Expected]:
+    """Everything that can come out of a problem of four axes, q, k and v of one precision."""
+    read = {name: np.asarray(value) if hasattr(value, "__array__") else value for name, value in options.items()}
+    arrays = [np.asarray(array) for array in (q, k, v)]
+    shape = (*arrays[0].shape[:-1], arrays[2].shape[-1])
+    return expected_of(Given(*arrays, np.zeros(shape) if dout is None else np.asarray(dout), read))
+
+
+def hold(found: dict[str, Any], wanted: dict[str, Expected], keys: int) -> None:
+    """Hold arrays to what is expected of those names; `keys`: how many terms are summed at most."""
+    for what, array in found.items():
+        check(array, wanted[what], keys, what)
+
+
+def expected_of(case: Case | Given) -> dict[str, Expected]:
+    """The same of any problem."""
     own = np.float64 if case.dtype == "float64" else np.float32
     with np.errstate(all="ignore"):  # NaN and infinities are put in on purpose
         exact = answers(case, np.longdouble if case.dtype == "float64" else np.float64, row_by_row.attend)
@@ -97,7 +135,7 @@ def expected(name: str) -> dict[str, Expected]:
     return found
 
 
-def answers(case: Case, dtype: type, by: Callable[..., dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def answers(case: Case | Given, dtype: type, by: Callable[..., dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """All that comes out of a case, by the formula or by the definition, in one precision."""
     (q, k, v), dout, options = case.build()
     flat = q.ndim == 2

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.admit import lies_plainly
-from clearhead.core.arrays import Array
+from clearhead.core.arrays import Array, is_traced
 from clearhead.core.mask import Mask
 from clearhead.core.mask_keys import mask_key
 from clearhead.core.problem import Problem, default_scale
@@ -135,13 +135,14 @@ def on_arrays(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | No
     return None if one is None else one.arrays(q, k, v)
 
 
-# programs of JAX by kind of call, each a function of q, k and v; `kernels/xla/running.py` puts them here
+# programs of JAX by kind of call, each a function of q, k and v
 PROGRAMS: dict[Any, Any] = {}
 
 
 def jax_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> Any:
     """The same for JAX arrays, which have no strides."""
-    return q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.sharding, scale, mask
+    one, two, three = q.aval, k.aval, v.aval  # asked once: after a long call nothing of it is in a cache
+    return one.shape, two.shape, three.shape, one.dtype, two.dtype, three.dtype, q.sharding, scale, mask
 
 
 def on_jax(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
@@ -152,6 +153,23 @@ def on_jax(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
         return None
     allow()
     return program(q, k, v)
+
+
+def remember_program(problem: Problem, program: Any) -> None:
+    """Keep a program for the next call of its kind, where arrays, mask and scale say all of it."""
+    given = problem.bias, problem.softcap, problem.sinks, problem.dropout, problem.want
+    if is_traced(problem.q) or is_traced(problem.k) or is_traced(problem.v) or problem.differentiated:
+        return
+    if any(option is not None for option in given) or problem.headless or is_traced(problem.scale):
+        return
+    part = part_of(problem.mask, problem.scale)
+    if part is None or not problem.q.ndim == problem.k.ndim == problem.v.ndim:
+        return
+    if len(PROGRAMS) >= MOST:
+        PROGRAMS.clear()
+    scales = {problem.scale, None} if problem.scale == default_scale(problem.q) else {problem.scale}
+    for scale in scales:
+        PROGRAMS[jax_kind(problem.q, problem.k, problem.v, part, scale)] = program
 
 
 # observed calls on a GPU by kind, each a function of q, k and v that launches what was launched before

@@ -65,6 +65,10 @@ class Vendor:
             return f"it takes {' and '.join(TYPES)}, not {dtype_name(problem.q)}"
         return options(problem) or self.way(problem).reason
 
+    def how(self, problem: Problem) -> str | None:
+        """How cuDNN is reached from JAX."""
+        return cudnn.how(problem) if problem.library.name == "jax" else None
+
     def at_once(self, q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
         """The output for tensors on a GPU of a kind for which one of these back ends was found the fastest.
 

@@ -7,9 +7,9 @@ import jax
 from clearhead.core.arrays import Array, is_traced
 from clearhead.core.formula import Gradients
 from clearhead.core.observations import OBSERVATIONS, Observed
-from clearhead.core.problem import Problem, default_scale
+from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
-from clearhead.kernels.prepared import MOST, PROGRAMS, jax_kind, part_of
+from clearhead.kernels.prepared import remember_program
 from clearhead.kernels.xla.describing import described
 from clearhead.kernels.xla.primitives import bind, forward_p
 from clearhead.kernels.xla.primitives import gradients as gradients_of
@@ -54,22 +54,12 @@ def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: 
 
 
 def remember(problem: Problem, spec: Spec) -> None:
-    """Keep a program for the next call of its kind, where arrays, mask and scale say all of it."""
-    given = problem.bias, problem.softcap, problem.sinks, problem.dropout, problem.want
-    if is_traced(problem.q) or is_traced(problem.k) or is_traced(problem.v) or problem.differentiated:
-        return
-    if any(option is not None for option in given) or problem.headless or is_traced(problem.scale):
-        return
-    part = part_of(problem.mask, problem.scale)
-    if part is None or len(spec.roles) != 3 or not problem.q.ndim == problem.k.ndim == problem.v.ndim:
+    """Keep a program for the next call of its kind."""
+    if len(spec.roles) != 3 or is_traced(problem.q):
         return
 
     @jax.jit
     def program(q: Array, k: Array, v: Array) -> Array:
         return bind(forward_p, (q, k, v), spec=spec)[0]
 
-    if len(PROGRAMS) >= MOST:
-        PROGRAMS.clear()
-    scales = {problem.scale, None} if problem.scale == default_scale(problem.q) else {problem.scale}
-    for scale in scales:
-        PROGRAMS[jax_kind(problem.q, problem.k, problem.v, part, scale)] = program
+    remember_program(problem, program)
