@@ -129,6 +129,21 @@ def test_what_cudnn_is_not_given(name: str) -> None:
     assert cudnn.unfit(pose(q, k, v, **options)) == said
 
 
+def test_numbers_that_are_traced_in_32_bits_meet_those_beyond_them() -> None:
+    q, k, v, _ = arrays(4, 4, 18, 18, jnp.bfloat16)
+    said = []
+
+    @jax.jit
+    def call(lengths: Any, offsets: Any) -> Any:
+        masks = ch.lengths(lengths) & ch.causal(offset=offsets), ch.lengths(lengths) & ch.lengths(offsets)
+        said.extend(cudnn.unfit(pose(q, k, v, mask=mask & ch.causal())) for mask in masks)
+        return lengths
+
+    with (jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64)(False):
+        call(jnp.asarray([3, 4]), jnp.asarray([0, 5]))
+    assert said == ["its causal masks and windows start at one key for all batch rows", None]
+
+
 def test_without_a_gpu_it_is_refused_in_words() -> None:
     q, k, v, _ = arrays(4, 4, 18, 18, jnp.bfloat16)
     problem = pose(q, k, v)

@@ -254,7 +254,7 @@ def gradient_program() -> Any:
     jax = sys.modules["jax"]
 
     def pulled(way: Way, q: Array, k: Array, v: Array, lengths: Array | None, bias: Array | None, dout: Array) -> Any:
-        return jax.vjp(lambda *given: attend(way, *given, lengths, bias), q, k, v)[1](dout)
+        return jax.vjp(lambda q, k, v: attend(way, q, k, v, lengths, bias), q, k, v)[1](dout)
 
     return jax.jit(pulled, static_argnums=0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clearhead.core.arrays import Array, dtype_name
+from clearhead.core.arrays import Array, dtype_name, jax_platform
 from clearhead.core.formula import Gradients
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
@@ -24,7 +24,8 @@ class Triton:
     def rejects(self, problem: Problem) -> str | None:
         """Why it cannot take a problem."""
         if problem.library.name == "jax":
-            return not_lent(problem) or self.rejects(lent(problem))
+            reason = self.rejects_lent(problem)
+            return None if reason is None else not_compiled(problem, reason)
         if problem.library.name != "torch":
             return f"it takes PyTorch tensors on a GPU, not {problem.library.name} arrays"
         missing = unable(problem.q.device)
@@ -43,10 +44,20 @@ class Triton:
             return "it gives no gradient for a bias; `dense` does"
         return None
 
+    def rejects_lent(self, problem: Problem) -> str | None:
+        """Why arrays of JAX are not lent to it."""
+        return not_lent(problem) or self.rejects(lent(problem))
+
+    def how(self, problem: Problem) -> str | None:
+        """How it is reached from JAX."""
+        if problem.library.name != "jax":
+            return None
+        return "through PyTorch" if self.rejects_lent(problem) is None else "through Pallas, which XLA compiles"
+
     def run(self, problem: Problem) -> Ran:
         """Output and log-sum-exp, and what is wanted in a second look at the scores."""
         if problem.library.name == "jax":
-            return borrowed.run(problem, self.run)
+            return borrowed.run(problem, self.run) if self.rejects_lent(problem) is None else _in_xla().run(problem)
         return _launch().run(problem)
 
     def gradients(
@@ -56,6 +67,20 @@ class Triton:
         if problem.library.name == "jax":
             return borrowed.gradients(problem, self.gradients, dout, output, peak, total, dlse)
         return _launch().gradients(problem, dout, output, peak, total, dlse)
+
+
+def not_compiled(problem: Problem, reason: str) -> str | None:
+    """Why arrays of JAX that are not lent, for this reason, are not for its kernels in Pallas either."""
+    if jax_platform(problem.q) != "gpu":
+        return reason
+    other: str | None = _in_xla().rejects(problem)
+    return None if other is None else f"{reason}; {other}"
+
+
+def _in_xla() -> Any:
+    from clearhead.kernels.triton import in_xla  # needs JAX, which is here now
+
+    return in_xla
 
 
 def _launch() -> Any:
