@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -166,9 +167,36 @@ import sys
 import numpy as np, clearhead as ch
 early = ch.causal(offset=[1, 2])
 assert "jax" not in sys.modules
-import jax
+import jax  # and nothing of ours is called after it
+assert len(jax.tree.leaves(early)) == 1
+assert jax.jit(lambda mask: mask.alignment.given.sum())(early) == 3
+assert not [one for one in sys.meta_path if type(one).__module__.startswith("clearhead")]
+assert jax.__spec__.name == "jax" and jax.__file__ is not None
 seen = ch.observe(*np.ones((3, 2, 4)))
 assert len(jax.tree.leaves(seen)) == 4, jax.tree.leaves(seen)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_an_import_of_jax_that_fails_may_be_tried_again(tmp_path: Path) -> None:
+    """Nothing of the import is ours: it fails as it would, and another finds JAX."""
+    (tmp_path / "jax.py").write_text("raise RuntimeError('broken')")
+    program = f"""
+import sys
+import clearhead as ch
+early = ch.causal(offset=[1, 2])
+sys.path.insert(0, {str(tmp_path)!r})
+try:
+    import jax
+except RuntimeError as error:
+    assert str(error) == "broken"
+else:
+    raise AssertionError("it is broken")
+sys.path.remove({str(tmp_path)!r})
+import importlib
+importlib.invalidate_caches()
+import jax
+ch.causal()  # which tells it
 assert len(jax.tree.leaves(early)) == 1
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -1,8 +1,8 @@
 """Values that JAX looks into: `Observed`, `Partial`, `Trace`, masks and biases are pytrees.
 
 Their arrays and numbers are leaves; words, whole numbers of masks and sizes belong to the tree, so that a function is
-compiled once for all values that differ in arrays alone. JAX is not imported for it: it is told of the classes when it
-is there and one of its arrays, or a mask, is first met.
+compiled once for all values that differ in arrays alone. JAX is not imported for it: it is told of the classes at the
+end of its own import, whoever imports it, or where it is there before us when a call or a mask is first met.
 """
 
 from __future__ import annotations
@@ -44,6 +44,37 @@ def compiling() -> bool:
     torch = sys.modules.get("torch")
     # another thread may still be importing it
     return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
+
+
+class Watch:
+    """Tells JAX of the classes when somebody imports it: a mask that was made before is then a pytree as any other."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """None for all but JAX, whose own loader is asked to say when it is done."""
+        if name != "jax" or self not in sys.meta_path:
+            return None
+        from importlib.util import find_spec  # not for those without JAX
+
+        with suppress(ValueError):  # another thread was quicker
+            sys.meta_path.remove(self)  # so that the others are asked, and once is enough
+        spec: Any = find_spec(name)
+        load = getattr(getattr(spec, "loader", None), "exec_module", None)
+        if load is not None:
+
+            def told(module: Any) -> None:
+                load(module)
+                introduce()
+
+            with suppress(AttributeError):  # a loader that does not let itself be told
+                spec.loader.exec_module = told  # of this one loader, which loads JAX alone
+        return spec
+
+
+def watch() -> None:
+    """Wait for JAX, if it is not here."""
+    if "jax" not in sys.modules:
+        finder: Any = Watch()
+        sys.meta_path.insert(0, finder)
 
 
 def introduce() -> None:
@@ -107,3 +138,6 @@ def _leaf(value: Any) -> Any:
                 f"has {most if most >= 2**31 else least}, which JAX would cut to 32 bits: make it a static argument",
             )
     return value
+
+
+watch()
