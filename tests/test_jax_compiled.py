@@ -356,3 +356,32 @@ def elsewhere(program: str, **environment: str) -> None:
         cwd=Path(__file__).parent,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_queries_count_as_much_as_is_said() -> None:
+    """Weights of queries are an operand: traced, mapped over or not, and not in the way of gradients."""
+    rng = np.random.default_rng(17)
+    q, k, v = (jnp.asarray(rng.standard_normal((3, 2, n, 8)), jnp.float32) for n in (7, 11, 11))
+    counts = jnp.asarray(rng.standard_normal((3, 2, 7)), jnp.float32)
+
+    def received(q: Any, k: Any, v: Any, counts: Any) -> Any:
+        return ch.observe(q, k, v, mask=ch.causal(), received=counts, top=2, kernel="compiled").received
+
+    expected = ch.observe(*(np.asarray(a) for a in (q, k, v)), mask=ch.causal(), received=np.asarray(counts)).received
+    np.testing.assert_array_equal(received(q, k, v, counts), expected)
+    traced = jax.jit(received)
+    np.testing.assert_array_equal(traced(q, k, v, counts), expected)
+    traced(q, k, v, 2 * counts)
+    assert traced._cache_size() == 1
+    np.testing.assert_array_equal(jax.jit(jax.vmap(received))(q, k, v, counts), expected)
+    shared = jax.vmap(received, (0, 0, 0, None))(q, k, v, counts[0])  # one for all rows
+    np.testing.assert_array_equal(shared, received(q, k, v, jnp.broadcast_to(counts[0], counts.shape)))
+    np.testing.assert_array_equal(shared, jax.jit(jax.vmap(received, (0, 0, 0, None)))(q, k, v, counts[0]))
+
+    def loss(kernel: str, q: Any) -> Any:
+        seen = ch.observe(q, k, v, mask=ch.causal(), received=counts, kernel=kernel)
+        return seen.output.sum() + (seen.received**2).sum()
+
+    got, plain = (jax.jit(jax.grad(loss, argnums=1), static_argnums=0)(kernel, q) for kernel in ("compiled", "dense"))
+    room = 11 * float(jnp.finfo(jnp.float32).eps) * float(jnp.abs(plain).max())
+    np.testing.assert_allclose(got, plain, atol=room)

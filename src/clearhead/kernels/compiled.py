@@ -101,9 +101,6 @@ def not_on_cpu(problem: Problem) -> str | None:
         return f"it takes arrays on the CPU, not on {platform}"
     if is_traced(problem.softcap):
         return "it takes no traced softcap; `tiled` does"
-    want = problem.want
-    if want is not None and any(isinstance(getattr(want, name), QueryWeights) for name in want.names):
-        return "it takes no weights of queries for JAX arrays; `tiled` does"
     return None
 
 

@@ -200,6 +200,7 @@ Described::Described(const int64_t* numbers, int64_t count, double scale, double
   }
   const int64_t nodes = reader.count();
   for (int64_t n = 0; n < nodes; ++n) call.mask.push_back(node(reader, batch, n));
+  void* const emphasis = reader.number() ? whole_rows(reader.array(), batch) : nullptr;
 
   if (back) {
     call.dout = view(reader.array(), batch), call.out = view(reader.array(), batch);
@@ -231,8 +232,22 @@ Described::Described(const int64_t* numbers, int64_t count, double scale, double
       else std::fill_n(static_cast<char*>(room.data), size * bytes_of(room.type), 0);
       asked.arrays.push_back(room.data);
     }
+    if (emphasis && asked.name == "received") asked.arrays.push_back(emphasis);
     if (!empty) call.wanted.of_weights.push_back(std::move(asked));
   }
+}
+
+// An array (*batch, heads, T) as it lies where all batch rows are there, else with each of them written out.
+void* Described::whole_rows(const Given& array, const std::vector<int64_t>& batch) {
+  const std::vector<int64_t> from = starts(array, batch, 2);
+  const int64_t item = bytes_of(array.type), each = array.dims[batch.size()] * array.dims[batch.size() + 1];
+  if (array.type != (call.wide ? kFloat64 : kFloat32) || each != call.heads * call.queries)
+    wrong("has weights of queries of another type or size");
+  if (array.size() == int64_t(from.size()) * each) return array.data;
+  spread_.resize(from.size() * size_t(each * item));
+  for (size_t row = 0; row < from.size(); ++row)
+    std::copy_n(static_cast<const char*>(array.data) + from[row] * item, each * item, spread_.data() + int64_t(row) * each * item);
+  return spread_.data();
 }
 
 void Described::finish() {

@@ -44,6 +44,9 @@ struct Described {
     int32_t* into;
   };
   std::vector<std::unique_ptr<Narrowed>> narrowed_;
+  std::vector<char> spread_;  // how much each query counts, one batch row after the other
+
+  void* whole_rows(const Given& array, const std::vector<int64_t>& batch);
 };
 
 // The most threads that calls of compiled programs take, which ask nobody; `by_cores`: no more than the process has cores.

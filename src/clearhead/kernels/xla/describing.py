@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from clearhead.core.arrays import Array, dtype_name, is_traced
+from clearhead.core.asking import QueryWeights
 from clearhead.core.grid import Grid
 from clearhead.core.lowered import Node
+from clearhead.core.observations import Want
 from clearhead.core.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.core.problem import Problem
 from clearhead.kernels.xla.spec import BY_DISTANCE, BY_PAIR, NONE, NUMBER, NUMBERS, ROWS, TRUTHS, NodeSpec, Spec
@@ -33,6 +36,7 @@ def described(problem: Problem) -> tuple[Spec, list[Array]]:
     nodes: list[NodeSpec] = []
     if problem.mask is not None:
         put_node(problem.mask.lower(grid), grid, nodes, operands, wide)
+    want, weighted = put_emphasis(problem, operands)
     spec = Spec(
         grid=grid,
         key_heads=problem.key_heads,
@@ -44,12 +48,23 @@ def described(problem: Problem) -> tuple[Spec, list[Array]]:
         sinks=problem.sinks is not None,
         bias=bias,
         nodes=tuple(nodes),
-        want=problem.want,
+        want=want,
         wide_positions=wide,
         unrounded=problem.keeps_unrounded,
+        weighted=weighted,
     )
     operands[:3] = [led(array, 3, grid) for array in operands[:3]]
     return spec, operands
+
+
+def put_emphasis(problem: Problem, operands: list[Array]) -> tuple[Want | None, bool]:
+    """What is wanted, in numbers; how much each query counts is added to the operands, where that is said."""
+    want, grid = problem.want, problem.grid
+    if want is None or not isinstance(want.received, QueryWeights):
+        return want, False
+    precise = np.float64 if dtype_name(problem.q) == "float64" else np.float32
+    operands.append(want.received.over(problem.library, precise, (*grid.batch, grid.heads, grid.queries)))
+    return replace(want, received=grid.queries), True
 
 
 def in_precision(array: Array, problem: Problem) -> Array:

@@ -6,6 +6,7 @@ It is the definition (`core/formula.py`), which builds the T×S matrix.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 
 from clearhead.core import formula
 from clearhead.core.arrays import Array, Library
+from clearhead.core.asking import QueryWeights
 from clearhead.core.lowered import evaluated
 from clearhead.core.observations import OBSERVATIONS
 from clearhead.kernels.collect import Gathered, Sizes
@@ -35,13 +37,14 @@ def forward(*operands: Array, spec: Spec) -> tuple[Array, ...]:
         options["bias"] = by_distance(next(rest), next(rest), spec)
     if spec.nodes:
         options["mask"] = allowed(spec, rest)
+    emphasis = next(rest) if spec.weighted else None
     answer = formula.attention(q, k, v, **options)
     row = (*spec.lead, spec.grid.queries)
     output = jnp.broadcast_to(answer.output, (*row, spec.width))
     lse, peak, entropy = (jnp.broadcast_to(a, row) for a in (answer.lse, answer.max_score, answer.entropy))
     found = [output if spec.unrounded else output.astype(spec.dtype), lse, lse, jnp.ones_like(lse)]
     if spec.want is not None:
-        found += [peak, entropy, *observed(spec, jnp.broadcast_to(answer.weights, spec.grid.shape))]
+        found += [peak, entropy, *observed(spec, jnp.broadcast_to(answer.weights, spec.grid.shape), emphasis)]
     return tuple(found)
 
 
@@ -54,11 +57,13 @@ def by_distance(table: Array, place: Array, spec: Spec) -> Array:
     return jnp.moveaxis(found, 0, -3)
 
 
-def observed(spec: Spec, weights: Array) -> list[Array]:
-    """What is wanted of the weights."""
+def observed(spec: Spec, weights: Array, emphasis: Array | None) -> list[Array]:
+    """What is wanted of the weights; `emphasis` is how much each query counts, where that is said."""
     assert spec.want is not None
-    grid = spec.grid
-    gathered = Gathered(spec.want, Sizes(Library.of(weights), weights.dtype, spec.lead, grid.queries, grid.keys))
+    grid, want = spec.grid, spec.want
+    if emphasis is not None:
+        want = replace(want, received=QueryWeights(emphasis))
+    gathered = Gathered(want, Sizes(Library.of(weights), weights.dtype, spec.lead, grid.queries, grid.keys))
     if grid.queries and grid.keys:
         gathered.see(weights, range(grid.queries), range(grid.keys))
     gathered.end_rows(range(grid.queries))
