@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
+import budget
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from interpreted import MARKS
 
 import clearhead as ch
+from clearhead.core.positions import Relative
 from clearhead.core.problem import pose
 from clearhead.kernels.gpu import borrowed
 from clearhead.kernels.hopper import hopper
@@ -31,6 +34,14 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+def read(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with NumPy's arrays, for the definition."""
+    given = dict(options)
+    if isinstance(given.get("bias"), Relative):
+        given["bias"] = replace(given["bias"], table=np.asarray(given["bias"].table))
+    return given
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_lent_arrays_give_what_the_formula_gives(name: str) -> None:
     options = OPTIONS[name]
@@ -40,12 +51,11 @@ def test_lent_arrays_give_what_the_formula_gives(name: str) -> None:
     assert seen.kernel == "triton"
     for array in (seen.output, seen.lse, seen.entropy, seen.received, seen.top.weights, seen.top.indices):
         assert isinstance(array, jax.Array)
-    for what in ("output", "lse", "max_score", "entropy", "received"):
-        np.testing.assert_allclose(getattr(seen, what), getattr(expected, what), atol=2e-5, err_msg=what)
+    allowed = budget.given(Q, K, V, DOUT, **read(options))
+    found = {what: getattr(seen, what) for what in ("output", "lse", "max_score", "entropy", "received")}
     np.testing.assert_array_equal(seen.top.indices, expected.top.indices)
-    found = ch.gradients(Q, K, V, DOUT, **options, kernel="triton")
-    for got, want in zip(found, ch.gradients(Q, K, V, DOUT, **options, kernel="dense"), strict=True):
-        np.testing.assert_allclose(got, want, atol=5e-5)
+    learnt = ch.gradients(Q, K, V, DOUT, **options, kernel="triton")
+    budget.hold(found | dict(zip(("dq", "dk", "dv"), learnt, strict=True)), allowed, 17)
 
 
 def test_nothing_is_copied() -> None:
