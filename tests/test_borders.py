@@ -51,7 +51,7 @@ def test_the_sizes_of_the_compiled_kernel_divide_one_another() -> None:
         for wide in (False, True):
             sizes = native.sizes(isa, wide)
             keys, queries = sizes["keys"], sizes["queries"]
-            for name in ("grain", "back_tile", "tile", "splits", "pack_step"):
+            for name in ("back_tile", "tile", "splits", "pack_step"):
                 assert keys[name] % keys["rows"] == 0, (isa, wide, name)
             for name in ("small", "block", "together", "chunk", "chunks"):
                 assert queries[name] % queries["panel"] == 0, (isa, wide, name)

@@ -45,10 +45,13 @@ PROBLEMS = [
     (arrays(2, 1, 5000, 64), None),
     (arrays(5, 300, 300, 33, "float64"), ch.window(40, 3)),
     (arrays(2, 100, 777, 17, "float16"), ch.lengths(500)),
+    # tasks of several panels, cut where blocks end and ordered by what they see
+    (arrays(4, 1500, 1700, 16), ch.blocks(RNG.random((4, 47, 54)) < 0.1, 32)),
+    (arrays(4, 1500, 1700, 16), ch.window(40, 20) | ch.global_tokens(range(16))),
 ]
 
 
-@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize("threads", [2, 3, 7, 16])
 def test_results_are_the_same_bit_by_bit_whatever_the_threads(threads: int) -> None:
     for problem, mask in PROBLEMS:
         ch.set_threads(1)

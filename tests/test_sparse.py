@@ -37,6 +37,11 @@ SPARSE: dict[str, Any] = {
     "an array of keys": ch.where(RNG.random((1, KEYS)) < 0.05) & ch.causal(),
     "nothing but one pair": ch.where(np.arange(QUERIES)[:, None] * KEYS + np.arange(KEYS) == 333 * 1201),
     "all but a few": ~(ch.window(3, 3) | ch.blocks(CHOSEN[0], 32)),
+    "small blocks": ch.blocks(RNG.random((46, 340)) < 0.03, 5),
+    "blocks as wide as vectors": ch.blocks(RNG.random((HEADS, 58, 425)) < 0.03, 4),
+    "blocks of no whole panels": ch.blocks(RNG.random((7, 48)) < 0.15, 36) & ~ch.window(20, 500, align="start"),
+    "global tokens in a row": ch.window(30, 9, align="start") | ch.global_tokens(range(16)),
+    "an array of blocks": ch.where(np.kron(CHOSEN[1], np.ones((32, 32), bool))[:QUERIES, :KEYS]),
     "gaps that are short": ch.documents(np.arange(KEYS) // 9 % 3) & ch.window(900),
 }
 
@@ -76,6 +81,24 @@ def test_all_tiles_that_are_left_are_met(name: str, isa: str, monkeypatch: pytes
 @given(mask=trees(st.sampled_from(list(SPARSE.values()))))
 def test_trees_of_them(mask: ch.Mask) -> None:
     compare(mask)
+
+
+@built
+@pytest.mark.parametrize("name", ["block top-k by head", "Longformer", "documents at random", "global tokens in a row"])
+@pytest.mark.parametrize("where", ["q", "k", "v", "dout"])
+def test_numbers_that_are_not_finite_spoil_only_who_sees_them(name: str, where: str) -> None:
+    q, k, v = arrays()
+    given = {"q": q, "k": k, "v": v, "dout": np.cos(q)}
+    given[where][:, [3, 100, 200]] = np.nan
+    given[where][1, 77, 2] = np.inf
+    with np.errstate(invalid="ignore"):  # NumPy says so of each product
+        found, right = (
+            ch.gradients(*given.values(), mask=SPARSE[name], kernel=kernel) for kernel in ("compiled", "dense")
+        )
+    for what, mine, theirs in zip(("dq", "dk", "dv"), found, right, strict=True):
+        np.testing.assert_array_equal(np.isfinite(mine), np.isfinite(theirs), err_msg=what)
+        plain = np.isfinite(theirs)
+        np.testing.assert_allclose(mine[plain], theirs[plain], rtol=1e-9, atol=1e-11, err_msg=what)
 
 
 @built

@@ -2,6 +2,7 @@
 #pragma once
 #include <optional>
 
+#include "cuts.h"
 #include "observe.h"
 #include "score.h"
 #include "softmax.h"
@@ -120,21 +121,25 @@ inline void finish(const Call& call, Rows<T>& rows, const Units<T>& units, const
   for (int lane = int(i1 - i0); lane < panel; ++lane) rows.largest[lane] = Rows<T>::none, rows.total[lane] = 0;
 }
 
-// Queries [first, last) of one head, at most kPanels panels of them.
+// The panels of queries from `begin` on of one head, at most kPanels of them.
 template <class T>
-void forward_block(const Call& call, const Sights& sights, const Packed<T>& packed, int64_t b, int64_t h, int64_t first,
-                   int64_t last, Workspace<T>& work, Observer<T>* observer) {
+void forward_block(const Call& call, const Sights& sights, const Panels& queries, const Packed<T>& packed, int64_t b, int64_t h,
+                   int64_t begin, int64_t behind, Workspace<T>& work, Observer<T>* observer) {
   constexpr int panel = kPanel<T>;
+  const int64_t many = behind - begin;
   Scorer<T> scorer(call, b, h);
   const int64_t depth = rounded(call.width, kDepth) * panel;
   std::optional<TileUnit> unit;
   if constexpr (sizeof(T) == 4)
     if (packed.tiles.used) {
       unit.emplace();
-      pack_pairs(call, b, h, first, last, packed.tiles.depth, work.pairs.data());
+      for (int64_t place = 0; place < many; ++place)
+        pack_pairs(call, b, h, queries.first(begin + place), queries.last(begin + place), packed.tiles.depth,
+                   work.pairs.data() + place * panel * packed.tiles.depth * kTileRows);
     }
-  if (!packed.tiles.used)
-    pack_rows<T>(call.q, b, h, first, last - first, call.features, panel, work.scratch.data(), work.q.data());
+  for (int64_t place = 0; place < many && !packed.tiles.used; ++place)
+    pack_rows<T>(call.q, b, h, queries.first(begin + place), queries.length(begin + place), call.features, panel,
+                 work.scratch.data(), work.q.data() + place * panel * call.features);
   const auto multiply = [&](int64_t place, int64_t j0, int64_t j1, T* s, int vecs) {
     if constexpr (sizeof(T) == 4)
       if (const TilePacked& tiles = packed.tiles; tiles.used)
@@ -143,27 +148,27 @@ void forward_block(const Call& call, const Sights& sights, const Packed<T>& pack
     product<T, false>(packed.k.data() + packed.at(j0) * call.features, rounded(j1 - j0, kRows) / kRows,
                       work.q.data() + place * panel * call.features, call.features, call.features * kRows, s, vecs);
   };
-  std::fill_n(work.values.begin(), rounded(last - first, panel) / panel * depth, T(0));
+  std::fill_n(work.values.begin(), many * depth, T(0));
   for (auto& rows : work.rows) rows = Rows<T>();
   const bool entropy = call.wanted.entropy != nullptr;
-  for (int64_t i0 = first; i0 < last; i0 += panel)
-    sights.see(b, h, i0, std::min(i0 + panel, last), work.seen[(i0 - first) / panel]);
+  for (int64_t place = 0; place < many; ++place)
+    sights.see(b, h, queries.first(begin + place), queries.last(begin + place), work.seen[place]);
 
   for (int look = 0; look < (observer ? 2 : 1); ++look) {
-    const Stretches *begin = work.seen.data(), *panels = begin + (last - first + panel - 1) / panel;
+    const Stretches *const sights_of = work.seen.data(), *const last = sights_of + many;
     for (int64_t tile = 0, end; tile < call.keys; tile = end) {
       call.stop.check();
       // on to what any of the panels sees, and where that is little, several tiles at once
       int64_t next = call.keys, reach = call.keys;
-      for (auto seen = begin; seen < panels; ++seen) next = std::min(next, seen->next(tile));
+      for (auto seen = sights_of; seen < last; ++seen) next = std::min(next, seen->next(tile));
       if (next == call.keys) break;
       tile = next / kTile * kTile;
-      for (auto seen = begin; seen < panels && !observer; ++seen) reach = std::min(reach, seen->reach(tile, kTile - kMaskStep));
+      for (auto seen = sights_of; seen < last && !observer; ++seen) reach = std::min(reach, seen->reach(tile, kTile - kMaskStep));
       end = std::min(observer ? tile + kTile : std::max(tile + kTile, reach / kTile * kTile), call.keys);
       if (reach == call.keys && !observer) end = call.keys;
       const bool odd = packed.any_odd(tile, end);
-      for (int64_t i0 = first; i0 < last; i0 += panel) {
-        const int64_t i1 = std::min(i0 + panel, last), place = (i0 - first) / panel;
+      for (int64_t place = 0; place < many; ++place) {
+        const int64_t i0 = queries.first(begin + place), i1 = queries.last(begin + place);
         T* const s = work.s.data();
         // an observer adds up whole panels, in which those who are no queries have weight 0
         const int vecs = observer ? kVecs : int((i1 - i0 + kLanes<T> - 1) / kLanes<T>);
@@ -207,11 +212,10 @@ void forward_block(const Call& call, const Sights& sights, const Packed<T>& pack
     }
     for (auto& seen : work.seen) seen.again();
     if (look == 0)
-      for (int64_t i0 = first; i0 < last; i0 += panel) {
-        const int64_t place = (i0 - first) / panel;
-        finish(call, work.rows[place], scorer.units, work.values.data() + place * depth, work.scratch.data(), b, h,
-               i0, std::min(i0 + panel, last));
-        for (int64_t i = i0; observer && i < std::min(i0 + panel, last); ++i)
+      for (int64_t place = 0; place < many; ++place) {
+        const int64_t i0 = queries.first(begin + place), i1 = queries.last(begin + place);
+        finish(call, work.rows[place], scorer.units, work.values.data() + place * depth, work.scratch.data(), b, h, i0, i1);
+        for (int64_t i = i0; observer && i < i1; ++i)
           if (const T total = work.rows[place].total[i - i0]; total != total) observer->spoil(i, total);
       }
   }

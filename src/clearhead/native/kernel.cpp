@@ -33,19 +33,43 @@ inline std::vector<Range> cut(int64_t count, int64_t step) {
 // Blocks of queries that one observer watches, at least.
 template <class T> constexpr int64_t kChunkBlocks = std::max<int64_t>(kChunk / (kPanels * kPanel<T>), 1);
 
-// The queries of a head, in the order in which they are taken: the last first, which under a causal mask take longest. A call of
-// few panels has a task for each, so that many threads have something to do; longer ones have tasks that share what is in the
-// cache. Of those taken last some are cut small, so that threads end together. An observer needs chunks that depend on the call
-// only.
-template <class T> std::vector<Range> query_blocks(const Call& call) {
-  constexpr int64_t panel = kPanel<T>, most = kPanels * panel;
-  const int64_t all = (call.queries + most - 1) / most;
-  if (call.wanted.second_look()) return cut(call.queries, std::max(kChunkBlocks<T>, (all + kMostChunks - 1) / kMostChunks) * most);
-  const int64_t panels = call.batch * call.heads * ((call.queries + panel - 1) / panel);
-  const int64_t some = std::clamp<int64_t>(panels / kManyTasks, 1, kPanels), block = some * panel;
-  std::vector<Range> blocks = cut(std::min(call.queries, block), std::min(some, kSmallPanels) * panel);
-  for (int64_t first = block; first < call.queries; first += block) blocks.push_back({first, std::min(first + block, call.queries)});
-  std::reverse(blocks.begin(), blocks.end());
+// The panels of a head's queries in tasks, in the order in which they are taken: those that see most keys first. A call of few
+// panels has a task for each, so that many threads have something to do; longer ones have tasks that share what is in the
+// cache, as long as they see no more than others do. Of those taken last some are cut small, so that threads end together. An
+// observer needs chunks that depend on the call only.
+template <class T> std::vector<Range> query_blocks(const Call& call, const Sights& sights, const Panels& queries, int threads) {
+  const int64_t panels = queries.count(), all = (panels + kPanels - 1) / kPanels;
+  if (call.wanted.second_look()) return cut(panels, std::max(kChunkBlocks<T>, (all + kMostChunks - 1) / kMostChunks) * kPanels);
+  const int64_t some = std::clamp<int64_t>(call.batch * call.heads * panels / kManyTasks, 1, kPanels);
+  std::vector<Range> blocks = cut(std::min(panels, some), std::min(some, kSmallPanels));
+  if (some == 1 || call.mask.empty()) {
+    for (int64_t first = some; first < panels; first += some) blocks.push_back({first, std::min(first + some, panels)});
+    std::reverse(blocks.begin(), blocks.end());
+    return blocks;
+  }
+  std::vector<int64_t> before(panels + 1);  // keys that the panels before it see, in the first batch row and head
+  parallel(call, all, threads, [&](int) {
+    return [&, seen = Stretches()](int64_t task) mutable {
+      for (int64_t n = task * kPanels; n < std::min((task + 1) * kPanels, panels); ++n) {
+        sights.see(0, 0, queries.first(n), queries.last(n), seen);
+        before[n + 1] = seen.count();
+      }
+    };
+  });
+  for (int64_t n = 0; n < panels; ++n) before[n + 1] += before[n];
+  const int64_t most = before[panels] * some / panels * 3 / 2;  // what a task of average length sees, and half as much again
+  blocks.clear();
+  for (int64_t first = 0, last; first < panels; first = last) {
+    for (last = first + 1; last < std::min(first + some, panels) && before[last + 1] - before[first] <= most;) ++last;
+    blocks.push_back({first, last});
+  }
+  const auto longer = [&](const Range& x, const Range& y) { return before[x.last] - before[x.first] > before[y.last] - before[y.first]; };
+  std::stable_sort(blocks.begin(), blocks.end(), longer);
+  std::vector<Range> ends;  // the last of them, cut small
+  for (int64_t first = blocks.back().first; first < blocks.back().last; first += kSmallPanels)
+    ends.push_back({first, std::min(first + kSmallPanels, blocks.back().last)});
+  blocks.pop_back();
+  blocks.insert(blocks.end(), ends.begin(), ends.end());
   return blocks;
 }
 
@@ -56,13 +80,15 @@ template <class T> struct Heads {
   const bool watched = call.wanted.second_look();
   const Sought sought{call};
   const int64_t count = call.batch * call.key_heads;
-  const std::vector<Range> steps = cut(call.keys, kPackStep), blocks = query_blocks<T>(call);
+  const Panels queries{call.queries, kPanel<T>, Borders(call, sights, kLanes<T>).of_queries()};
+  const std::vector<Range> steps = cut(call.keys, kPackStep), blocks;  // keys, and panels of queries
   const int64_t tasks = int64_t(blocks.size()) * call.group();
   std::vector<Packed<T>*> packed = std::vector<Packed<T>*>(count);
   std::vector<std::vector<std::unique_ptr<Observer<T>>>> observers{size_t(watched ? count : 0)};
   std::atomic<int64_t> observing{0};  // bytes of one group's observers
 
-  Heads(const Call& c, int threads) : call(c), sights(c, kPanel<T>, threads) {}
+  Heads(const Call& c, int threads)
+      : call(c), sights(c, kLanes<T>, threads), blocks(query_blocks<T>(c, sights, queries, threads)) {}
 };
 
 // What a thread has of its own.
@@ -91,16 +117,18 @@ template <class T> struct HeadWorker {
   }
 
   void run(int64_t n, int64_t task) {
-    const int64_t many = int64_t(all.blocks.size()), block = kPanels * kPanel<T>;
+    const int64_t many = int64_t(all.blocks.size());
     const int64_t b = n / all.call.key_heads, h = n % all.call.key_heads * all.call.group() + task / many;
-    const Range queries = all.blocks[task % many];
+    const Range panels = all.blocks[task % many];
     Observer<T>* observer = nullptr;
     if (all.watched) {
-      all.observers[n][task] = std::make_unique<Observer<T>>(all.call, all.sought, b, h, queries.first, queries.last);
+      all.observers[n][task] = std::make_unique<Observer<T>>(all.call, all.sought, b, h, all.queries.first(panels.first),
+                                                             all.queries.first(panels.last));
       observer = all.observers[n][task].get();
     }
-    for (int64_t first = queries.first; first < queries.last; first += block)
-      forward_block<T>(all.call, all.sights, *all.packed[n], b, h, first, std::min(first + block, queries.last), work, observer);
+    for (int64_t first = panels.first; first < panels.last; first += kPanels)
+      forward_block<T>(all.call, all.sights, all.queries, *all.packed[n], b, h, first, std::min(first + kPanels, panels.last),
+                       work, observer);
   }
 
   // All queries of a group are done: what was summed over chunks of them is added up in their order.
@@ -172,7 +200,9 @@ template <class T> void sink_gradients(const Call& call) {
 // Few heads are cut into splits of their keys, which depend on the call only, each with a dq of its own; those are added up in
 // order.
 template <class T> void backward_as(const Call& call, int threads) {
-  const int64_t heads = call.batch * call.key_heads, group = call.group(), size = Backward<T>::room(call);
+  const Sights sights(call, kLanes<T>, threads);
+  const BackwardPanels<T> panels(call, sights);
+  const int64_t heads = call.batch * call.key_heads, group = call.group(), size = panels.room(call);
   const int64_t room_for = std::max(kFewSplits, kSplitNumbers / std::max<int64_t>(heads * group * size, 1) * heads);
   const int64_t most = std::max<int64_t>(std::min(kSplitHeads, room_for) / std::max<int64_t>(heads, 1), 1);
   const int64_t step = std::max(rounded((call.keys + most - 1) / most, kBackTile), kBackTile);
@@ -182,10 +212,9 @@ template <class T> void backward_as(const Call& call, int threads) {
   std::vector<Backward<T>> rooms = std::move(kept_rooms);
   if (int64_t(rooms.size()) < workers) rooms.resize(workers);
   Backward<T>* const room = rooms.data();
-  const Sights sights(call, kPanel<T>, threads);
   const auto worker = [&](int number) -> Backward<T>& {
     Backward<T>& back = room[number];
-    back.begin(call, sights);
+    back.begin(call, sights, panels);
     return back;
   };
   Buffer<T> dq;
@@ -194,26 +223,29 @@ template <class T> void backward_as(const Call& call, int threads) {
       return [&, back = &worker(number)](int64_t n) { back->head(n / call.key_heads, n % call.key_heads); };
     });
   } else {
+    const std::vector<Range> blocks = cut(panels.queries.count(), kTogether);
+    const int64_t many = int64_t(blocks.size()), row = kPanel<T> * rounded(call.features, kRows);
     dq.resize(heads * splits * group * size);
+    std::vector<uint8_t> touched(heads * splits * group * many);  // which blocks of queries see any keys of a split
     parallel(call, heads * splits, int(workers), [&](int number) {
       return [&, back = &worker(number)](int64_t task) {
         const int64_t n = task / splits, first = task % splits * step;
         T* const part = dq.data() + task * group * size;
-        std::fill_n(part, group * size, T(0));
-        back->keys(n / call.key_heads, n % call.key_heads, first, std::min(first + step, call.keys), part);
+        back->keys(n / call.key_heads, n % call.key_heads, first, std::min(first + step, call.keys), part,
+                   touched.data() + task * group * many);
       };
     });
-    const std::vector<Range> blocks = cut(call.queries, kTogether * kPanel<T>);
-    const int64_t many = int64_t(blocks.size()), row = size / std::max<int64_t>(rounded(call.queries, kPanel<T>), 1);
     parallel(call, heads * group * many, int(workers), [&](int number) {
       return [&, back = &worker(number)](int64_t task) {
         const int64_t n = task / many / group, g = task / many % group;
-        const Range queries = blocks[task % many];
-        T* const sum = dq.data() + (n * splits * group + g) * size + queries.first * row;
-        const int64_t count = rounded(queries.last - queries.first, kPanel<T>) * row;
+        const Range some = blocks[task % many];
+        T* const sum = dq.data() + (n * splits * group + g) * size + some.first * row;
+        const int64_t count = (some.last - some.first) * row;
+        const auto sees = [&](int64_t s) { return touched[((n * splits + s) * group + g) * many + task % many]; };
+        if (!sees(0)) std::fill_n(sum, count, T(0));
         for (int64_t s = 1; s < splits; ++s)
-          for (int64_t x = 0; x < count; ++x) sum[x] += sum[s * group * size + x];
-        back->write_queries(sum, n / call.key_heads, n % call.key_heads * group + g, queries.first, queries.last);
+          for (int64_t x = 0; sees(s) && x < count; ++x) sum[x] += sum[s * group * size + x];
+        back->write_queries(sum, n / call.key_heads, n % call.key_heads * group + g, some.first, some.last);
       };
     });
   }
@@ -234,13 +266,14 @@ void backward(const Call& call, int threads) {
 template <class T> std::vector<Size> sizes_as() {
   constexpr int64_t panel = kPanel<T>, lanes = kLanes<T>, block = kPanels * panel;
   std::vector<Size> found{{"keys", "rows", kRows},
-          {"keys", "grain", Backward<T>::kGrain},
+          {"keys", "panel", panel},
           {"keys", "mask_step", kMaskStep},
           {"keys", "back_tile", kBackTile},
           {"keys", "tile", kTile},
           {"keys", "splits", kSplitHeads * kBackTile},
           {"keys", "pack_step", kPackStep},
           {"queries", "few_queries", kFewQueries<T>},
+          {"queries", "lanes", lanes},
           {"queries", "panel", panel},
           {"queries", "small", kSmallPanels * panel},
           {"queries", "block", block},

@@ -22,7 +22,7 @@ namespace CLEARHEAD_ISA {
 
 struct Span { int64_t low, high; };  // keys low ≤ j < high
 
-enum Verdict { kNone, kSome, kAll };
+enum Verdict { kNone = 0, kSome, kAll };
 
 // The table of a node of blocks for one batch row and head: (blocks of queries, blocks of keys).
 inline const uint8_t* block_table(const Call& call, const MaskNode& node, int64_t b, int64_t h) {

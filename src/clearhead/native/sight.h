@@ -75,6 +75,28 @@ class Stretches {
     return keys_;
   }
 
+  // How many keys are seen.
+  int64_t count() const {
+    int64_t found = 0, from = 0;
+    for (const Stretch& one : all_) {
+      if (one.verdict != kNone) found += one.end - from;
+      from = one.end;
+    }
+    return found;
+  }
+
+  // How many keys are seen by either of two, and by one of them only, added to both numbers.
+  static void compare(const Stretches& left, const Stretches& right, int64_t& either, int64_t& apart) {
+    int64_t from = 0;
+    for (size_t x = 0, y = 0; x < left.all_.size() && y < right.all_.size();) {
+      const Stretch l = left.all_[x], r = right.all_[y];
+      const int64_t end = std::min(l.end, r.end);
+      if (l.verdict != kNone || r.verdict != kNone) either += end - from;
+      if ((l.verdict != kNone) != (r.verdict != kNone)) apart += end - from;
+      x += l.end <= r.end, y += r.end <= l.end, from = end;
+    }
+  }
+
   void turn() {
     for (Stretch& one : all_) one.verdict = one.verdict == kAll ? kNone : one.verdict == kNone ? kAll : kSome;
   }
@@ -99,12 +121,13 @@ class Sights {
   struct Part { int64_t id, start, stop; bool pure; };  // keys [start, stop) of an id; pure: no others between them
   struct Found {
     std::vector<std::vector<Part>> parts;  // by id, then by place; for each batch row that has its own
-    std::vector<uint8_t> states;           // [plane][panel][step]
-    int64_t by_head = 0, heads = 1, panels = 0, steps = 0;
+    std::vector<uint8_t> states;           // [plane][strip][step]
+    int64_t by_head = 0, heads = 1, strips = 0, steps = 0;
     std::vector<int64_t> plane;            // for each batch row
   };
 
-  Sights(const Call& call, int64_t panel, int threads) : call_(call), panel_(panel), found_(call.mask.size()) {
+  // `strip` queries are looked at together where the mask is an array.
+  Sights(const Call& call, int64_t strip, int threads) : call_(call), strip_(strip), found_(call.mask.size()) {
     for (size_t n = 0; n < found_.size(); ++n) {
       const MaskNode& node = call.mask[n];
       if (node.kind == kDocuments) find_documents(node, found_[n]);
@@ -113,7 +136,25 @@ class Sights {
     }
   }
 
-  // What queries [i0, i1), a panel of them, see of all keys.
+  // Where a leaf may change from one query to the next (side 0), or from one key to the next (side 1), as far as it is cheap
+  // to know, in the first batch row and head.
+  std::vector<int64_t> borders(size_t n, int side) const {
+    const MaskNode& node = call_.mask[n];
+    const int64_t end = side ? call_.keys : call_.queries;
+    std::vector<int64_t> found;
+    const auto between = [&](const auto* row) {
+      for (int64_t x = 1; x < end; ++x)
+        if (row[x] != row[x - 1]) found.push_back(x);
+    };
+    if (node.kind == kBlocks)
+      for (int64_t x = node.constant; x < end; x += node.constant) found.push_back(x);
+    if (node.kind == kDocuments) between(node.fields[side].row(0));
+    if (node.kind == kFlags) between(node.fields[side].flag_row(0));
+    if (node.kind == kArray) found = changes(found_[n], side);
+    return found;
+  }
+
+  // What queries [i0, i1) see of all keys.
   void see(int64_t b, int64_t h, int64_t i0, int64_t i1, Stretches& out) const {
     out.begin(call_.keys);
     if (call_.mask.empty() || !call_.keys) return out.add(call_.keys, kAll);
@@ -121,6 +162,26 @@ class Sights {
   }
 
  private:
+  // The same of an array: between strips of queries, or steps of keys, that see much that the one before does not.
+  std::vector<int64_t> changes(const Found& found, int side) const {
+    const int64_t steps = found.steps, count = side ? steps : found.strips, last = found.states.empty() ? 0 : found.strips;
+    std::vector<int32_t> either(count), apart(count);  // of the first batch row and head
+    for (int64_t strip = 1; strip < last; ++strip) {
+      const uint8_t *here = found.states.data() + strip * steps, *other = side ? here - 1 : here - steps;
+      if (side) {
+        for (int64_t s = 1; s < steps; ++s) either[s] += (here[s] | other[s]) != 0, apart[s] += (here[s] != 0) != (other[s] != 0);
+      } else {
+        int32_t seen = 0, differs = 0;
+        for (int64_t s = 0; s < steps; ++s) seen += (here[s] | other[s]) != 0, differs += (here[s] != 0) != (other[s] != 0);
+        either[strip] = seen, apart[strip] = differs;
+      }
+    }
+    std::vector<int64_t> all;
+    for (int64_t x = 1; x < count; ++x)
+      if (3 * int64_t(apart[x]) > either[x]) all.push_back(x * (side ? kMaskStep : strip_));
+    return all;
+  }
+
   static void put(std::vector<Part>& parts, int64_t id, int64_t start, int64_t stop) {
     if (!parts.empty() && parts.back().id == id && start - parts.back().stop < kMaskStep) {
       parts.back().pure = parts.back().pure && start == parts.back().stop;
@@ -167,7 +228,7 @@ class Sights {
     const View& array = node.array;
     const bool rows = array.row != 0, columns = array.col != 0;
     found.heads = array.head ? call_.heads : 1;
-    found.panels = rows ? (call_.queries + panel_ - 1) / panel_ : 1;
+    found.strips = rows ? (call_.queries + strip_ - 1) / strip_ : 1;
     found.steps = columns ? (call_.keys + kMaskStep - 1) / kMaskStep : 1;
     std::vector<int64_t> first;  // batch row of each plane
     for (int64_t b = 0; b < call_.batch; ++b) {
@@ -177,14 +238,14 @@ class Sights {
     }
     found.by_head = array.head ? 1 : 0;
     if (!call_.keys || !call_.queries) return;
-    found.states.resize(first.size() * found.heads * found.panels * found.steps);
-    parallel(call_, int64_t(first.size()) * found.heads * found.panels, threads, [&](int) {
+    found.states.resize(first.size() * found.heads * found.strips * found.steps);
+    parallel(call_, int64_t(first.size()) * found.heads * found.strips, threads, [&](int) {
       return [&, any = std::vector<uint8_t>(), all = std::vector<uint8_t>()](int64_t task) mutable {
-        const int64_t p = task % found.panels, plane = task / found.panels;
+        const int64_t p = task % found.strips, plane = task / found.strips;
         const char* base = array.at(first[plane / found.heads], plane % found.heads);
         const int64_t count = columns ? call_.keys : 1;
         any.assign(count, 0), all.assign(count, 1);
-        for (int64_t i = p * panel_; i < (rows ? std::min((p + 1) * panel_, call_.queries) : 1); ++i) {
+        for (int64_t i = p * strip_; i < (rows ? std::min((p + 1) * strip_, call_.queries) : 1); ++i) {
           const char* row = base + i * array.row;
           uint8_t *some = any.data(), *every = all.data();
           if (array.col == 1)
@@ -248,20 +309,26 @@ class Sights {
       case kBlocks: {
         const uint8_t* table = block_table(call_, node, b, h);
         const int64_t block = node.constant, across = (keys + block - 1) / block, down = (i1 - 1) / block;
+        const uint8_t* const top = table + i0 / block * across;
+        Verdict now = kNone;
         for (int64_t c = 0; c < across; ++c) {
-          bool any = false, all = true;
-          for (int64_t row = i0 / block; row <= down; ++row) {
-            const bool here = table[row * across + c] != 0;
-            any = any || here, all = all && here;
-          }
-          out.add(c + 1 == across ? keys : (c + 1) * block, all ? kAll : any ? kSome : kNone);
+          Verdict here = top[c] ? kAll : kNone;
+          for (int64_t row = i0 / block + 1; row <= down; ++row)
+            if ((table[row * across + c] != 0) != (here == kAll)) here = kSome;
+          if (here != now) out.add(c * block, now), now = here;
         }
-        return;
+        return out.add(keys, now);
       }
       case kArray: {
         const int64_t plane = found.plane[b] * found.heads + h * found.by_head;
-        const uint8_t* states = found.states.data() + (plane * found.panels + (found.panels > 1 ? i0 / panel_ : 0)) * found.steps;
-        for (int64_t s = 0; s < found.steps; ++s) out.add(s + 1 == found.steps ? keys : (s + 1) * kMaskStep, Verdict(states[s]));
+        const int64_t first = found.strips > 1 ? i0 / strip_ : 0, last = found.strips > 1 ? (i1 - 1) / strip_ : 0;
+        const uint8_t* const states = found.states.data() + (plane * found.strips + first) * found.steps;
+        for (int64_t s = 0; s < found.steps; ++s) {
+          uint8_t state = states[s];
+          for (int64_t n = 1; n <= last - first; ++n)
+            if (states[n * found.steps + s] != state) state = kSome;
+          out.add(s + 1 == found.steps ? keys : (s + 1) * kMaskStep, Verdict(state));
+        }
         return;
       }
       case kNot: {
@@ -288,7 +355,7 @@ class Sights {
   }
 
   const Call& call_;
-  const int64_t panel_;
+  const int64_t strip_;
   std::vector<Found> found_;
 };
 
