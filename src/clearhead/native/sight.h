@@ -240,24 +240,29 @@ class Sights {
     if (!call_.keys || !call_.queries) return;
     found.states.resize(first.size() * found.heads * found.strips * found.steps);
     parallel(call_, int64_t(first.size()) * found.heads * found.strips, threads, [&](int) {
-      return [&, any = std::vector<uint8_t>(), all = std::vector<uint8_t>()](int64_t task) mutable {
+      return [&](int64_t task) {
         const int64_t p = task % found.strips, plane = task / found.strips;
         const char* base = array.at(first[plane / found.heads], plane % found.heads);
         const int64_t count = columns ? call_.keys : 1;
-        any.assign(count, 0), all.assign(count, 1);
-        for (int64_t i = p * strip_; i < (rows ? std::min((p + 1) * strip_, call_.queries) : 1); ++i) {
-          const char* row = base + i * array.row;
-          uint8_t *some = any.data(), *every = all.data();
-          if (array.col == 1)
-            for (int64_t j = 0; j < count; ++j) some[j] |= uint8_t(row[j]), every[j] &= uint8_t(row[j]);
-          else
-            for (int64_t j = 0; j < count; ++j) some[j] |= row[j * array.col] != 0, every[j] &= row[j * array.col] != 0;
-        }
+        const int64_t i0 = rows ? p * strip_ : 0, i1 = rows ? std::min(i0 + strip_, call_.queries) : 1;
         uint8_t* out = found.states.data() + task * found.steps;
-        for (int64_t j = 0; j < count; j += kMaskStep) {
-          uint8_t some = 0, every = 1;
-          for (int64_t x = j; x < std::min(j + kMaskStep, count); ++x) some |= any[x], every &= all[x];
-          *out++ = every ? kAll : some ? kSome : kNone;
+        for (int64_t j0 = 0; j0 < count; j0 += kMaskStep) {
+          constexpr uint64_t ones = 0x0101010101010101u;
+          uint64_t some = 0, every = ones;
+          for (int64_t i = i0; i < i1; ++i) {
+            const char* const row = base + i * array.row;
+            const int64_t j1 = std::min(j0 + kMaskStep, count);
+            int64_t j = j0;
+            for (uint64_t eight; array.col == 1 && j + 8 <= j1; j += 8) {
+              std::memcpy(&eight, row + j, 8);
+              some |= eight, every &= eight;
+            }
+            for (; j < j1; ++j) {
+              const bool here = row[j * array.col] != 0;
+              some |= here, every &= here ? ones : 0;
+            }
+          }
+          *out++ = every == ones ? kAll : some ? kSome : kNone;
         }
       };
     });
