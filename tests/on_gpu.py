@@ -81,6 +81,12 @@ def longer(
         assert off <= allowed, f"{what}: off by {float(off):.3g}, allowed {float(allowed):.3g}"
 
 
+def first_of_the_largest(weights: torch.Tensor, top: int) -> torch.Tensor:
+    """The keys of the largest weights, of those that are equal but for rounding the first; −1 where there are none."""
+    order = torch.sort(weights.double().mul(1e9).round(), dim=-1, descending=True, stable=True).indices[..., :top]
+    return torch.where(weights.gather(-1, order) > 0, order, -1)
+
+
 def by(kernel: str, verb: Callable[..., Any], *arrays: torch.Tensor, **options: Any) -> Any:
     """What a verb gives with a kernel of our own, or where it refuses with the portable one."""
     try:

@@ -155,8 +155,9 @@ def looked_at(call: Call) -> second_look.Masked:
     if name not in call.mask.lists:
         config = second_look.by_lists(head_dim)
         call.mask.lists[name] = tile_runs.backward_runs(
-            call.mask, call.problem.mask, call.grid, config.rows * config.consumers, config.columns, call.rows
-        )
+            call.mask, call.problem.mask, call.grid, config.rows * config.consumers, config.columns, call.rows,
+            shared=True,
+        )  # fmt: skip
     assert call.mask.program is not None
     return second_look.Masked(call.mask.lists[name], call.mask.program, call.mask.arrays)
 

@@ -21,7 +21,7 @@ from clearhead.kernels.hopper.forward import Done, described
 from clearhead.kernels.hopper.schedule import side_by_side
 from clearhead.kernels.hopper.tile_runs import TileRuns
 from clearhead.kernels.hopper.top_kernel import HELD, choose, search
-from clearhead.kernels.hopper.weights_kernel import by_key
+from clearhead.kernels.hopper.weights_kernel import add_parts, by_key
 
 
 @dataclass(frozen=True)
@@ -136,14 +136,24 @@ def look(
     blocks = -(-keys // (config.rows * config.consumers))
     side = 1 if masked is None else masked.runs.each
     lists = (large, large, large) if masked is None else (masked.runs.table, masked.runs.tiles, masked.runs.bits)
+    programs, parts = blocks * batch * heads, None
+    if masked is not None:  # of a block that most queries see there are several
+        programs = len(masked.runs.table) * side
+        if got is not None and masked.runs.added is not None:
+            parts = new((masked.runs.places * side, config.rows * config.consumers))
     if causal_offset is not None and window is None:
         side = side_by_side(blocks, batch * heads, q.device)
     for form in (plain, careful):
         launch(
-            ("by key", name, form.careful), by_key, (blocks * batch * heads,),
-            *rows, sums if got is None else got, sums, tops, counts, found, large, *lists,
-            queries, keys, heads, batch * heads, side, heads // k.shape[1], upper, lower, count, each, queries // count,
-            scale, softcap or 1.0, factor, form, config, num_warps=config.rows // 16,
+            ("by key", name, form.careful), by_key, (programs,),
+            *rows, sums if got is None else got, sums if parts is None else parts, sums, tops, counts, found,
+            large, *lists, queries, keys, heads, batch * heads, side, heads // k.shape[1], upper, lower, count, each,
+            queries // count, scale, softcap or 1.0, factor, form, config, num_warps=config.rows // 16,
+        )  # fmt: skip
+    if parts is not None and masked is not None and masked.runs.added is not None:
+        launch(
+            ("add parts", name), add_parts, (len(masked.runs.added) * side,),
+            got, parts, masked.runs.added, keys, heads, side, config.rows * config.consumers, num_warps=1,
         )  # fmt: skip
     flat = None
     if map:

@@ -17,19 +17,24 @@ from clearhead.kernels.hopper.schedule import CONFIGS, FEW, SHORT, TileConfig
 
 NOTHING, EVERYTHING = 0, 1  # the first two of the tiles that bits tell of
 UNEVEN = 3  # times the mean, from which on a block is long: programs with many blocks each would have unequal shares
+LONG = 2  # times the mean, from which on a block's tiles are shared out among programs that add up what they find
 
 
 class TileRuns(NamedTuple):
     """The tiles that each block looks at, blocks with the most first."""
 
     # (rows, 8): first position of the block; batch row and head, or −1 for all; where its tiles begin, how many are
-    # mixed, how many there are, and where the bits of the mixed ones begin
+    # mixed, how many there are, where the bits of the mixed ones begin, and 0, or n for a program that puts what it
+    # finds aside, at place n − 1, to be added to what another one of the same block finds
     table: torch.Tensor
     tiles: torch.Tensor
     bits: torch.Tensor  # (2 + mixed tiles, positions of a block, 4), see `tile_bits`
     each: int  # heads of all batch rows for which one row of the table serves
     unseen: torch.Tensor | None  # (1 or B, 1 or heads, positions, 1): seen by nobody, or seeing nothing; None: none are
     config: Any = None
+    # (rows, 8): block, batch row and head as above; the first place from which something is to be added, and how many
+    added: torch.Tensor | None = None
+    places: int = 0  # how many there are
 
 
 def forward_runs(prepared: Prepared, mask: Mask | None, grid: Grid, head_dim: int, heads: int) -> TileRuns:
@@ -48,10 +53,12 @@ def forward_runs(prepared: Prepared, mask: Mask | None, grid: Grid, head_dim: in
                     config=config)  # fmt: skip
 
 
-def backward_runs(prepared: Prepared, mask: Mask | None, grid: Grid, keys: int, queries: int, heads: int) -> TileRuns:
-    """For blocks of `keys`, tiles of `queries`; `heads` of keys of all batch rows."""
+def backward_runs(
+    prepared: Prepared, mask: Mask | None, grid: Grid, keys: int, queries: int, heads: int, *, shared: bool = False
+) -> TileRuns:
+    """For blocks of `keys`, tiles of `queries`; `heads` of keys of all batch rows. `shared`: long lists are cut up."""
     lists, counts = listed(prepared, mask, grid, queries, keys, turned=True)
-    return laid_out(prepared, grid, lists, counts, keys, queries, heads, masked=0)
+    return laid_out(prepared, grid, lists, counts, keys, queries, heads, masked=0, shared=shared)
 
 
 def listed(
@@ -64,7 +71,7 @@ def listed(
 
 def laid_out(
     prepared: Prepared, grid: Grid, lists: Lists, counts: np.ndarray, down: int, across: int, heads: int, *,
-    masked: int, config: TileConfig | None = None,
+    masked: int, config: TileConfig | None = None, shared: bool = False,
 ) -> TileRuns:  # fmt: skip
     """The table, the tiles and the bits; at least `masked` tiles of a block are taken as mixed ones."""
     start, mixed, full = counts.T.astype(np.int64)
@@ -92,10 +99,42 @@ def laid_out(
     head = number % lists.mask_heads if lists.by_head else np.full(len(row), -1)
     start = np.where(counts[:, 1:].sum(-1) > 0, start, flat.numel())  # one tile that nobody looks at
     table = np.stack([block * down, batch, head, start, mixed, count, first, np.zeros_like(first)], -1)
-    table = table[np.argsort(-count, kind="stable")].astype(np.int32)
+    table, added = shared_out(table) if shared else (table, table[:0])
+    table = table[np.argsort(-table[:, 5], kind="stable")].astype(np.int32)
     numbers = torch.cat([flat, flat.new_zeros(1)])
     unseen = left_out(bits, which, full, lists, grid.keys if turned else grid.queries)
-    return TileRuns(upload(table, on), numbers, bits, heads // max(1, len(row) // lists.down), unseen, config)
+    return TileRuns(
+        upload(table, on), numbers, bits, heads // max(1, len(row) // lists.down), unseen, config,
+        upload(added.astype(np.int32), on) if len(added) else None, int(added[:, 4].sum()),
+    )  # fmt: skip
+
+
+def shared_out(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of which none is much longer than others are on average, and what is to be added up of those that were cut.
+
+    >>> table = np.array([[0, -1, -1, 0, 3, 12, 2, 0], *([[128 * n, -1, -1, 12, 1, 1, 5, 0] for n in range(1, 12)])])
+    >>> table, added = shared_out(table)
+    >>> table[:3, 3:].tolist(), len(table), added[:, [0, 3, 4]].tolist()
+    ([[0, 3, 4, 2, 0], [4, 0, 4, 6, 1], [8, 0, 4, 10, 2]], 14, [[0, 0, 2]])
+    """
+    count, mixed = table[:, 5], table[:, 4]
+    most = max(1, int(np.ceil(LONG * count.mean()))) if len(table) else 1
+    parts = np.maximum(1, -(-count // most))
+    row = np.repeat(np.arange(len(table)), parts)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)
+    begin, end = (n * count[row] // parts[row] for n in (number, number + 1))  # as long as one another, but for one
+    cut = table[row]
+    cut[:, 3] += begin
+    cut[:, 4] = np.clip(mixed[row] - begin, 0, end - begin)
+    cut[:, 5] = end - begin
+    cut[:, 6] += begin
+    aside = number > 0
+    cut[aside, 7] = 1 + np.arange(aside.sum())
+    long = parts > 1
+    added = table[long]
+    added[:, 4] = parts[long] - 1
+    added[:, 3] = np.cumsum(added[:, 4]) - added[:, 4]
+    return cut, added
 
 
 def left_out(bits: torch.Tensor, which: np.ndarray, full: np.ndarray, lists: Lists, length: int) -> torch.Tensor | None:

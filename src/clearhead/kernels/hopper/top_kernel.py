@@ -201,9 +201,9 @@ def search(
                 scores = tl.where((columns[None, :] == new[:, None]) & better[:, None], float("-inf"), scores)
                 worst = tl.min(best, 1)
                 peak = tl.max(scores, 1)
-        ratio = factor.to(tl.float64) / scale.to(tl.float64)
+        ratio = tl.cast(factor, tl.float64) / tl.cast(scale, tl.float64)
         if SOFTCAP:
-            ratio = factor.to(tl.float64)
+            ratio = tl.cast(factor, tl.float64)
         shift = tl.load(peaks + here, mask=rows < T, other=0.0).to(tl.float64) * ratio
         total = tl.load(totals + here, mask=rows < T, other=1.0)
         best = tl.where(slots < TOP, best, float("-inf"))

@@ -13,7 +13,8 @@ an edge of the map: each bin of queries has `each` tiles of its own, and what a 
 +inf, which makes the weight 0; so do queries that see nothing.
 
 Under a mask of any kind (`tile_runs.py`) a block of keys has a list of the tiles of queries that see some of it, the
-mixed ones first, of which bits say who sees whom; then there is one bin.
+mixed ones first, of which bits say who sees whom; then there is one bin. A long list is shared out among programs: the
+first writes what it found, the others put it aside, and `add_parts` adds it up in their order.
 
 CONFIG and FORM are the values of `second_look.py` that say how the work is cut up and what is wanted.
 """
@@ -53,9 +54,10 @@ class LookPipeline(NamedTuple):
 
 
 class LookOutputs(NamedTuple):
-    """Where results go: by key, by key and bin twice, and by query how many of the largest, and which."""
+    """Where results go: by key, aside, by key and bin twice, and by query how many of the largest, and which."""
 
     received: Any
+    parts: Any
     sums: Any
     tops: Any
     counts: Any
@@ -163,7 +165,7 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
     N: gl.constexpr = CONFIG.value.columns
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N, 16])
     begin, low, high, end = tiles
-    keys, upper, lower, _, words = bounds
+    keys, upper, lower, _, words, aside = bounds
     key = first + INDEX * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     start = gl.full([ROWS], -(2**30), gl.int32, gl.SliceLayout(1, LAYOUT))
     if FORM.value.upper:
@@ -202,7 +204,13 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
         received, sums, _, _, _ = state
         total = gl.sum(received + sums, 1)
         place = gl.convert_layout(key, total.type.layout)
-        gl.store(outputs.received + number.to(gl.int64) * keys + place, total, place < keys)
+        if FORM.value.tiles:
+            if aside >= 0:
+                gl.store(outputs.parts + aside * (ROWS * CONFIG.value.consumers) + place - first, total)
+            else:
+                gl.store(outputs.received + number.to(gl.int64) * keys + place, total, place < keys)
+        else:
+            gl.store(outputs.received + number.to(gl.int64) * keys + place, total, place < keys)
 
 
 @gluon.jit
@@ -242,10 +250,11 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
 
 @gluon.jit(
     do_not_specialize=["queries", "keys", "heads", "total", "side", "group", "upper", "lower", "count", "each", "size"],
-    do_not_specialize_on_alignment=["received", "sums", "tops", "counts", "found", "large", "table", "numbers", "bits"],
-)
-def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, table, numbers, bits, queries, keys,
-           heads, total, side, group, upper, lower, count, each, size, scale, softcap, factor,
+    do_not_specialize_on_alignment=["received", "parts", "sums", "tops", "counts", "found", "large", "table", "numbers",
+                                    "bits"],
+)  # fmt: skip
+def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, large, table, numbers, bits, queries,
+           keys, heads, total, side, group, upper, lower, count, each, size, scale, softcap, factor,
            FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """What a block of keys of one head received: of all queries, and of each of `count` bins of them.
 
@@ -264,6 +273,7 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, t
     blocks = (keys + ROWS * CONSUMERS - 1) // (ROWS * CONSUMERS)
     bins = Bins(queries, count, each, size, FORM.value.even)
     words = bits
+    aside = gl.program_id(0).to(gl.int64)
     if FORM.value.tiles:
         entry = table + 8 * (gl.program_id(0) // side)
         head, batch = head_and_row(entry, gl.program_id(0) % side, heads)
@@ -273,6 +283,8 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, t
         end = begin + gl.load(entry + 5)
         tiles = (begin, begin + gl.load(entry + 4), end, end)
         words = bits + gl.load(entry + 6).to(gl.int64) * (ROWS * CONSUMERS * 4)
+        aside = gl.load(entry + 7).to(gl.int64)
+        aside = gl.where(aside > 0, (aside - 1) * side + gl.program_id(0) % side, -1)
     else:
         block, number = share(gl.program_id(0), blocks, total, side)
         first = block * (ROWS * CONSUMERS)  # the first keys of a causal head are seen by most: they go first
@@ -297,8 +309,8 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, t
         rows = first + index * ROWS
         async_load(k_rows, [batch, head // group, rows, 0], k_full, k_block.index(index))
 
-    outputs = LookOutputs(received, sums, tops, counts, found)
-    bounds = (keys, upper, lower, numbers, words)
+    outputs = LookOutputs(received, parts, sums, tops, counts, found)
+    bounds = (keys, upper, lower, numbers, words, aside)
     work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, pipeline)
     load = (q_rows, shifts, (batch, head, number), tiles, bins, numbers, pipeline)
     WARPS: gl.constexpr = ROWS // 16
@@ -320,3 +332,20 @@ def by_key(q_rows, k_rows, shifts, received, sums, tops, counts, found, large, t
              (consume, (work, 3, FORM, CONFIG)), (produce, (load, FORM, CONFIG))],
             [WARPS, WARPS, WARPS, 1], [REGISTERS, REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["keys", "heads", "side"], do_not_specialize_on_alignment=["received", "parts", "added"])
+def add_parts(received, parts, added, keys, heads, side, ROWS: gl.constexpr):
+    """What several programs found for one block of keys of one head, added up in the order of their tiles."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    entry = added + 8 * (gl.program_id(0) // side)
+    which = gl.program_id(0) % side
+    head, batch = head_and_row(entry, which, heads)
+    row = gl.arange(0, ROWS, layout)
+    key = gl.load(entry) + row
+    place = received + (batch * heads + head).to(gl.int64) * keys + key
+    total = gl.load(place, key < keys, 0.0)
+    first = gl.load(entry + 3)
+    for part in range(first, first + gl.load(entry + 4)):
+        total += gl.load(parts + (part.to(gl.int64) * side + which) * ROWS + row)
+    gl.store(place, total, key < keys)

@@ -1,0 +1,54 @@
+"""The second look under masks of any kind on a GPU: wide heads, long lists beside short ones, ties without end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from on_gpu import MARKS, OWN, TIMES, first_of_the_largest, poison, poisoned  # noqa: F401  # a fixture that runs by itself
+
+import clearhead as ch
+
+pytestmark = MARKS
+N = 1500  # blocks of keys that see some tiles of queries, and one that sees all of them
+RNG = np.random.default_rng(5)
+LISTED = {
+    "Longformer": ch.window(60, 60) | ch.global_tokens(range(3)),
+    "a global token in the middle": ch.window(60) | ch.global_tokens([777]),
+    "blocks by head": ch.blocks(RNG.random((4, 24, 24)) < 0.1, 64) | ch.window(0),
+    "unsorted documents": ch.documents(np.arange(N) // 100 * 7 % 15),
+}
+
+
+def observed(q: torch.Tensor, k: torch.Tensor, mask: ch.Mask, kernel: str, received: bool | int = True) -> ch.Observed:
+    return ch.observe(q, k, k, mask=mask, kernel=kernel, received=received, top=8)
+
+
+@pytest.mark.parametrize("kernel", OWN)
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("received", [True, 400])
+def test_what_keys_received_and_the_largest(kernel: str, width: int, name: str, received: bool | int) -> None:
+    for _ in range(TIMES):
+        q = torch.randn((2, 4, N, width), device="cuda", dtype=torch.bfloat16)
+        k = torch.randn((2, 2, N, width), device="cuda", dtype=torch.bfloat16)
+        poison(8)
+        found = observed(q, k, LISTED[name], kernel, received)
+    again = observed(q, k, LISTED[name], kernel, received)
+    assert torch.equal(found.received, again.received), "every run gives the same bits"
+    right = observed(q.double(), k.double(), LISTED[name], "dense", received)
+    torch.testing.assert_close(found.received.double(), right.received, rtol=2e-3, atol=2e-4)
+    torch.testing.assert_close(found.top.weights.double(), right.top.weights, rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("kernel", OWN)
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("name", LISTED)
+def test_ties_that_overflow_the_list(kernel: str, width: int, name: str) -> None:
+    q = torch.randn((1, 4, N, width), device="cuda", dtype=torch.bfloat16)
+    k = torch.randn((1, 4, 1, width), device="cuda", dtype=torch.bfloat16).expand(1, 4, N, width).contiguous()
+    found, right = observed(q, k, LISTED[name], kernel), observed(q.double(), k.double(), LISTED[name], "dense")
+    weights = ch.observe(q.double(), k.double(), k.double(), mask=LISTED[name], kernel="dense", weights=True).weights
+    assert torch.equal(found.top.indices, first_of_the_largest(weights, 8))
+    torch.testing.assert_close(found.top.weights.double(), right.top.weights, rtol=2e-3, atol=1e-6)
+    torch.testing.assert_close(found.received.double(), right.received, rtol=2e-3, atol=2e-4)
