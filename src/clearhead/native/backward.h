@@ -195,7 +195,7 @@ template <class T> class Backward {
       some = true;
       differentiate(scorer, ask, first, dq + p * panel * features_);
       if (ask.spoiled)
-        for (const Run& run : ask.runs) add_odd(scorer, ask, run, first, before);
+        for (const Run& run : ask.runs) add_odd(scorer, ask, run, before);
       turn_runs(ask, uint8_t(1 << p), begin, end);
     }
     if (!some) return;
@@ -272,9 +272,9 @@ template <class T> class Backward {
     }
   }
 
-  // What queries that are not finite add to dk and dv: only to keys that they see. `first` is the first key here, and `before`
-  // the number of its panel.
-  void add_odd(const Scorer<T>& scorer, const Asking<T>& ask, const Run& run, int64_t first, int64_t before) {
+  // What queries that are not finite add to dk and dv: only to keys that they see. `before` is the number of the first
+  // panel of keys here.
+  void add_odd(const Scorer<T>& scorer, const Asking<T>& ask, const Run& run, int64_t before) {
     const Panels& keys = panels_->keys;
     for (int64_t j = run.start, n = keys.from(run.start + 1) - 1; j < run.last; ++j) {
       while (keys.last(n) <= j) ++n;
