@@ -104,11 +104,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def openmp() -> int | None:
-    """What OMP_NUM_THREADS says of the outermost level; None where it says nothing that can be read."""
-    return _outermost(os.environ.get("OMP_NUM_THREADS", ""))
-
-
 # every call asks, and hardly any finds other words than the one before
 @lru_cache(maxsize=16)
 def _asked(given: str) -> int:
