@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from cases import CASES, Case
 
 import clearhead as ch
 from clearhead.distributed import on_disk, stream, stream_observe
+from clearhead.distributed.disk import DiskArray
 
 STREAMED = [case for case in CASES if case.k[-2] > 1 and case.layout != "fortran"]
 
@@ -90,6 +93,79 @@ def test_files_are_read_where_the_system_reads_at_no_given_place(
     assert np.array_equal(on_disk(tmp_path / "k.npy")[..., 4:9, :], array[:, 4:9])
 
 
+def test_long_stretches_are_read_past_the_cache_wherever_they_lie(tmp_path: Path) -> None:
+    from clearhead.distributed.direct import ALIGNED, opened
+
+    random = np.random.default_rng(5)
+    # 40 bytes a row: heads begin anywhere between two places that the system reads from
+    k, v = random.standard_normal((2, 3, 2, 7001, 10), dtype=np.float32)
+    q = random.standard_normal((3, 4, 5, 10), dtype=np.float32)
+    for name, source in saved(tmp_path, k, v).items():
+        if name == "memory map":
+            continue
+        if opened(source[0].path) >= 0:
+            room = source[0].room(2000)
+            assert room is not None, name
+            assert room.memory.ctypes.data % ALIGNED == 0
+            found = source[0].read_past(1001, 3001, room)
+            assert found.flags.aligned, name
+            assert np.array_equal(found, k[..., 1001:3001, :]), name
+            assert np.array_equal(source[0].read_past(6990, 7001, room), k[..., 6990:, :]), name
+        assert source[0].room(20) is None, name  # too short to be worth it
+        np.testing.assert_allclose(
+            stream(q, source, chunk=2000, mask=ch.causal()), ch.attention(q, k, v, mask=ch.causal()),
+            rtol=2e-6, atol=2e-6, err_msg=name,
+        )  # fmt: skip
+
+
+def test_numbers_that_lie_askew_are_moved(tmp_path: Path) -> None:
+    k = np.random.default_rng(6).standard_normal((2, 9001, 8), dtype=np.float32)
+    for before in (b"abc", bytes(4097)):
+        (tmp_path / "raw").write_bytes(before + k.tobytes())
+        array = DiskArray(tmp_path / "raw", len(before), k.shape, k.dtype)
+        room = array.room(9001)
+        if room is not None:
+            found = array.read_past(17, 9001, room)
+            assert found.flags.aligned
+            assert np.array_equal(found, k[:, 17:])
+        assert np.array_equal(array[..., 17:9001, :], k[:, 17:])
+
+
+def test_a_file_system_that_reads_nothing_past_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = arrays(2, 5000, 8)
+    source = saved(tmp_path, k, v)["npy"]
+    whole, read, refused = stream(q[:, :4], (k, v)), os.preadv, []
+
+    def refusing(file: int, *rest: Any) -> int:
+        if file in (source[0].direct, source[1].direct):
+            refused.append(file)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return read(file, *rest)
+
+    monkeypatch.setattr("os.preadv", refusing)
+    np.testing.assert_allclose(stream(q[:, :4], source, chunk=3000), whole, rtol=2e-6, atol=2e-6)
+    assert len(refused) == sum(array.direct >= 0 for array in source)
+    monkeypatch.setattr("os.O_DIRECT", -1, raising=False)  # a flag that no file can be opened with
+    np.testing.assert_allclose(stream(q[:, :4], saved(tmp_path, k, v)["npy"], chunk=3000), whole, rtol=2e-6, atol=2e-6)
+
+
+def test_a_long_stretch_that_is_cut_short_or_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = arrays(2, 5000, 8)
+    source = saved(tmp_path, k, v)["npy"]
+    with (tmp_path / "v.npy").open("r+b") as file:
+        file.truncate(200_000)
+    with pytest.raises(ch.ArgumentError, match=r"v\.npy ends at byte 200,000"):
+        stream(q, source, chunk=3000)
+
+    def broken(*_: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("os.preadv", broken)
+    with pytest.raises(ch.ArgumentError, match=r"cannot read .*\.npy: Input/output error"):
+        stream(q, source, chunk=3000)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("clearhead-")]
+
+
 def test_bfloat16_from_disk(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -119,7 +195,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         file.truncate(2000)
     with pytest.raises(ch.ArgumentError, match=r"v\.npy ends at byte 2,000"):
         stream(q, source, chunk=5)
-    assert not [thread for thread in threading.enumerate() if thread.name == "clearhead-chunks"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("clearhead-")]
 
     def broken() -> Any:
         yield k[:, :5], v[:, :5]

@@ -1,11 +1,12 @@
 """Arrays that stay on disk: .npy files, members of .npz files and of .safetensors files, read a stretch at a time.
 
-Stretches are read into memory that is at hand, not mapped: what was read is forgotten by the system too, so that keys
-of any size take no more memory than the stretches that are worked on.
+Stretches are read into memory that is at hand, not mapped, and past the system's cache where it lets one: what was
+read is kept nowhere else, so that keys of any size take no more memory than the stretches that are worked on.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.errors import ArgumentError
+from clearhead.distributed.direct import ALIGNED, SMALLEST, Room, opened
 
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -29,6 +31,7 @@ class DiskArray:
         self.path, self.start, self.shape, self.dtype = path, start, tuple(shape), np.dtype(dtype)
         self.name = f"{path}{f': {name}' if name else ''}"
         self.ndim = len(self.shape)
+        self.past, self.direct = True, -1  # whether it can be read past the cache, and the file to do so
         if self.ndim < 2:
             raise ArgumentError("source", f"{self.name} has shape {self.shape}, expected (…, positions, features)")
         needed = start + math.prod(self.shape) * self.dtype.itemsize
@@ -42,9 +45,11 @@ class DiskArray:
             raise ArgumentError("source", f"{self.name} is cut short: {size:,} of {needed:,} bytes")
 
     def __del__(self) -> None:
-        file, self.file = getattr(self, "file", -1), -1
-        if file >= 0:
-            os.close(file)
+        for name in ("file", "direct"):
+            file = getattr(self, name, -1)
+            setattr(self, name, -1)
+            if file >= 0:
+                os.close(file)
 
     def read(self, low: int, high: int, out: np.ndarray | None = None) -> np.ndarray:
         """Positions low … high of every head, into memory that is at hand if any is given."""
@@ -56,6 +61,50 @@ class DiskArray:
         for number, start in enumerate(self.starts(low)):
             self.fill(memoryview(flat[number]), start)
         return out
+
+    def room(self, step: int) -> Room | None:
+        """Memory for `step` positions that is read into past the cache; None where that is not to be had."""
+        *lead, positions, features = self.shape
+        row = features * self.dtype.itemsize
+        if step * row < SMALLEST or not math.prod(lead):
+            return None
+        with _moving:
+            if self.past and self.direct < 0:
+                self.direct = opened(self.path)
+                # by now another file may have that name
+                self.past = self.direct >= 0 and os.path.sameopenfile(self.direct, self.file)
+        return Room(math.prod(lead), step * row, positions * row) if self.past else None
+
+    def read_past(self, low: int, high: int, room: Room) -> np.ndarray:
+        """Positions low … high of every head, past the cache."""
+        *lead, _, features = self.shape
+        row, starts, askew = features * self.dtype.itemsize, self.starts(low), self.start % self.dtype.itemsize
+        for into, start, needed in room.parts(starts, (high - low) * row):
+            self.fill_past(into, start, needed)
+            if askew:  # members of a .npz file begin anywhere, and numbers in memory do not
+                behind = needed - (high - low) * row
+                into[behind - askew : needed - askew] = into[behind:needed]
+        apart = [room.apart * math.prod(lead[axis + 1 :]) for axis in range(len(lead))]
+        return np.ndarray(
+            (*lead, high - low, features), self.dtype, room.memory, room.first(starts) - askew,
+            (*apart, row, self.dtype.itemsize),
+        )  # fmt: skip
+
+    def fill_past(self, into: memoryview, start: int, needed: int) -> None:
+        """The first `needed` bytes from a place on; the file may end behind them."""
+        done, count = 0, ALIGNED
+        try:
+            # what is no multiple is the file's end
+            while self.past and done < needed and count and not count % ALIGNED:
+                count = os.preadv(self.direct, [into[done:]], start + done)
+                done += count
+        except OSError as error:
+            # some file systems open files so, and then read none
+            if error.errno != errno.EINVAL:
+                raise ArgumentError("source", f"cannot read {self.name}: {error.strerror}") from None
+            self.past = False
+        if done < needed:
+            self.fill(into[done:needed], start + done)
 
     def starts(self, low: int) -> list[int]:
         """Where a position of each head lies in the file."""

@@ -9,6 +9,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -65,19 +66,27 @@ def _stretches(pairs: list[Any], chunk: int | None) -> Source:
         for k, v in pairs:
             length = int(k.shape[-2])
             step = chunk or max(1, CHUNK // max(1, _row_bytes(k) + _row_bytes(v)))
-            readers = [_reader(part, step) for part in (k, v)]
-            for low in range(0, length, step):
-                high = min(low + step, length)
-                yield first + low, (readers[0](low, high), readers[1](low, high))
+            keys, values = (_reader(part, step) for part in (k, v))
+            # both at once: a disk is never left waiting
+            with ThreadPoolExecutor(1, "clearhead-values") as beside:
+                for low in range(0, length, step):
+                    high = min(low + step, length)
+                    other = beside.submit(values, low, high)
+                    yield first + low, (keys(low, high), other.result())
             first += length
 
     return Source(total, True, start)
 
 
 def _reader(array: Any, step: int) -> Callable[[int, int], Any]:
-    """How stretches are read: of a file into the same memory in turn, the next one announced."""
+    """How stretches are read: of a file into the same memory in turn, past the cache or the next one announced."""
     if not isinstance(array, DiskArray):
         return lambda low, high: array[..., low:high, :]
+    step = min(step, array.shape[-2])
+    places = [place for place in (array.room(step) for _ in range(ROOMS)) if place is not None]
+    if places:
+        aligned = itertools.cycle(places)
+        return lambda low, high: array.read_past(low, high, next(aligned))
     lead, width = array.shape[:-2], array.shape[-1]
     rooms = itertools.cycle([np.empty((*lead, step, width), array.dtype) for _ in range(ROOMS)])
 
