@@ -229,6 +229,28 @@ def test_chunks_that_do_not_fit_are_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("queries", [1, 3, 67])
+@pytest.mark.parametrize("large", [1.0, 300.0])
+def test_the_second_look_is_by_the_kernel_that_ran(queries: int, large: float) -> None:
+    """By either kernel, and as all keys at once: also of few queries, and where scores are large."""
+    random = np.random.default_rng(queries)
+    q = large * random.standard_normal((2, 4, queries, 16), dtype=np.float32)
+    k, v = random.standard_normal((2, 2, 2, 131, 16), dtype=np.float32)
+    options: dict[str, Any] = {"mask": ch.causal() & ch.window(90), "sinks": np.array([0.5, -1.0, 3.0, 0.0])}
+    want: dict[str, Any] = {"received": min(queries, 13), "map": (5, 7), "weights": True, "top": 3}
+    whole = ch.observe(q, k, v, **options, **want)
+    for kernel in (None, "tiled"):
+        seen = stream_observe(q, (k, v), chunk=29, kernel=kernel, **options, **want)
+        assert seen.kernel == (kernel or whole.kernel)
+        for found, exact in (
+            (seen.received, whole.received), (seen.map.mean, whole.map.mean), (seen.map.max, whole.map.max),
+            (seen.weights, whole.weights), (seen.top.weights, whole.top.weights),
+        ):  # fmt: skip
+            # scores of 10³ have 10⁻⁴ behind their last digit, and so have weights
+            np.testing.assert_allclose(found, exact, rtol=2e-6 * large, atol=1e-6 * large, err_msg=str(kernel))
+    assert np.all(seen.weights.sum(-1) <= 1 + 1e-5)
+
+
 def test_progress_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     q, k, v = arrays(2, 20, 8)
     told: list[tuple[Any, ...]] = []

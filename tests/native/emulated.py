@@ -138,7 +138,7 @@ class Call:
     """One call; `forward` and `backward` run it elsewhere and bring the results home."""
 
     def __init__(self) -> None:
-        self.scale, self.softcap, self.wide, self.learns, self.bytes = 1.0, 0.0, False, False, 0
+        self.scale, self.softcap, self.wide, self.panels, self.bytes = 1.0, 0.0, False, False, 0
         self.q = self.k = self.v = self.out = self.dout = self.dq = self.dk = self.dv = None
         self.lse = self.peak = self.total = self.dsinks = self.dlse = 0
         self.mask: list[MaskNode] = []
@@ -214,7 +214,7 @@ class Call:
         _, heads, _, queries, keys, _, _ = self.sizes
         message = [
             many(isa.encode()),
-            number(back, self.wide, self.learns, *self.sizes),
+            number(back, self.wide, self.panels, *self.sizes),
             struct.pack("<2d", self.scale, self.softcap),
         ]
         message += [self.array(view, shape) for view, shape in self.views()]

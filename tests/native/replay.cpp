@@ -70,7 +70,7 @@ int answer() {
   Call call;
   const bool back = take<int64_t>();
   call.wide = take<int64_t>();
-  call.learns = take<int64_t>();
+  call.panels = take<int64_t>();
   for (int64_t* size : {&call.batch, &call.heads, &call.key_heads, &call.queries, &call.keys, &call.features, &call.width})
     *size = take<int64_t>();
   call.scale = take<double>();

@@ -13,6 +13,7 @@ from clearhead.core.observations import Top
 from clearhead.distributed.pieces import Work
 from clearhead.distributed.tally import Ended
 from clearhead.kernels.collect import Pooled, Received, Sizes
+from clearhead.kernels.compiled import compiled
 
 
 def largest(work: Work, candidates: list[tuple[Array, Array]], rows: int, count: int) -> Top:
@@ -83,6 +84,9 @@ class Look:
 
     def see(self, columns: range, k: Array, v: Array) -> None:
         """Some keys once more."""
+        if self.work.kernel is compiled:
+            self.see_at_once(columns, k, v)
+            return
         for seen in self.work.tiles(columns, k, v, self.ended):
             if self.received is not None:
                 self.received.see(seen.weights, seen.queries, seen.keys)
@@ -90,6 +94,18 @@ class Look:
                 self.map.see(seen.weights, seen.queries, seen.keys)
             if self.weights is not None:
                 self.weights[..., seen.lies, seen.keys.start : seen.keys.stop] = self.shaped(seen.weights, 2)
+
+    def see_at_once(self, columns: range, k: Array, v: Array) -> None:
+        """The same by a kernel that weighs and sums whole pieces."""
+        xp, lead = self.work.xp, self.sizes.lead
+        for here, found in self.work.weighed(columns, k, v, self.ended):
+            if self.received is not None and "received" in found:
+                self.received.add(xp.reshape(found["received"], (*lead, len(columns))), columns)
+            if self.map is not None:
+                total, most = (xp.reshape(part, (*lead, *part.shape[-2:])) for part in found["map"])
+                self.map.total, self.map.most = self.map.total + total, xp.maximum(self.map.most, most)
+            if self.weights is not None:
+                self.weights[..., here, columns.start : columns.stop] = found["weights"]
 
     def shaped(self, array: Array, trailing: int) -> Array:
         """With the leading axes (*batch, heads)."""

@@ -21,8 +21,8 @@ from clearhead.core.problem import Problem
 from clearhead.distributed.tally import Ended, Tally
 from clearhead.distributed.within import Piece, PlacedDropout, bias_of, mask_of
 from clearhead.kernels.choose import named, preference
-from clearhead.kernels.compiled import compiled
-from clearhead.kernels.contract import Kernel, rejects_gradients
+from clearhead.kernels.compiled import Place, compiled
+from clearhead.kernels.contract import Kernel, Ran, rejects_gradients
 from clearhead.kernels.dense import dense
 from clearhead.kernels.slab import Slab, Tile
 from clearhead.kernels.tiled import tiled, weigh
@@ -101,7 +101,7 @@ class Whole:
 def pick(whole: Whole, problem: Problem) -> Kernel:
     """The kernel that runs every piece: the one asked for, or the fastest that gives each row's peak and total.
 
-    What is looked at a second time is weighed as `tiled` does it, so that it is `tiled` that ran, to the same rounding.
+    What is looked at a second time is weighed by the kernel that ran, to the same rounding: `compiled`, or `tiled`.
     """
     if whole.kernel is not None:
         kernel = named(whole.kernel)
@@ -112,8 +112,11 @@ def pick(whole: Whole, problem: Problem) -> Kernel:
             raise KernelRefused(whole.kernel, reason)
         return kernel
     # few queries go another way through `compiled` than their gradients do, where scores of 10⁴ are rounded otherwise
-    if problem.dropout is not None or whole.looks_again or whole.short:
+    if problem.dropout is not None or whole.short:
         return tiled
+    if whole.looks_again:
+        plain = problem.library.name in ("numpy", "torch")
+        return compiled if plain and compiled.rejects(problem) is None else tiled
     able = (one for one in preference(problem) if rejects_gradients(one, problem) is None)
     return first_of(able, problem, refuses)
 
@@ -211,7 +214,7 @@ class Work:
         """Some more keys: those of `columns`."""
         for number, _, problem in self.problems(columns, k, v, self.whole.want):
             self.settle(problem, k, v)
-            ran = self.able(problem, refuses).run(problem)
+            ran = self.ran(problem)
             self.tallies[number].add(ran)
             if ran.observed.top is not None:
                 top = ran.observed.top
@@ -219,6 +222,27 @@ class Work:
                 self.tops[number].append((Top(there, top.weights), ran.peak, ran.total))
             if ran.observed.queries is not None:
                 self.rows[number].append((columns, ran.observed.queries.weights, ran.peak, ran.total))
+
+    def ran(self, problem: Problem) -> Ran:
+        """What a kernel finds in one piece."""
+        kernel = self.able(problem, refuses)
+        if kernel is compiled and self.whole.looks_again:
+            return compiled.run(problem, again=True)
+        return kernel.run(problem)
+
+    def weighed(self, columns: range, k: Array, v: Array, ended: Ended) -> Iterator[tuple[slice, dict[str, Any]]]:
+        """What `compiled` sees of each piece that is not empty, with the place of its rows here."""
+        want, grid = self.whole.want, self.whole.grid
+        assert want is not None
+        for number, here, problem in self.problems(columns, k, v):
+            run, end = self.runs[number], self.of_run(ended, here)
+            last = want.received if isinstance(want.received, int) else 0  # weights of queries are refused before
+            counted = min(run.stop - (grid.queries - last), len(run))
+            some = Want(received=counted if counted > 0 else None, map=want.map, weights=want.weights)
+            if some.names:
+                place = Place(grid.queries, grid.keys, run.start, columns.start)
+                asking = made(Problem, **{**vars(problem), "want": some})
+                yield here, compiled.look_again(asking, end.peak, end.total, place)
 
     def sinks(self) -> Array | None:
         """The sinks (heads, 1) in the precision of sums."""

@@ -83,7 +83,10 @@ class ByKey(Collector):
         if rows.stop <= self.first:
             return
         skipped = max(self.first - rows.start, 0)
-        here = self.of(weights[..., skipped:, :], range(rows.start + skipped, rows.stop), columns)
+        self.add(self.of(weights[..., skipped:, :], range(rows.start + skipped, rows.stop), columns), columns)
+
+    def add(self, here: Array, columns: range) -> None:
+        """The numbers of some keys, which some queries gave."""
         self.found[columns] = self.both(self.found[columns], here) if columns in self.found else here
 
     def of(self, weights: Array, rows: range, columns: range) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from clearhead.core.asking import QueryWeights
 from clearhead.core.errors import ArgumentError
 from clearhead.core.formula import Gradients
 from clearhead.core.lowered import Node
-from clearhead.core.observations import OBSERVATIONS, Observed, Part, Want, changed
+from clearhead.core.observations import OBSERVATIONS, Map, Observed, Part, Want, changed
 from clearhead.core.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
@@ -54,16 +54,17 @@ class Compiled:
             return "it gives no gradient for a bias; `dense` does"
         return None if problem.want is None else problem.want.unknown_to(OBSERVES)
 
-    def run(self, problem: Problem) -> Ran:
-        """Output and log-sum-exp, and what is wanted, in one call."""
+    def run(self, problem: Problem, *, again: bool = False) -> Ran:
+        """Output and log-sum-exp, and what is wanted, in one call; `again` where `look_again` is to follow."""
         if problem.library.name == "jax":
             from clearhead.kernels.xla import running as xla  # needs JAX, which is here now
 
             return xla.run(problem)
         running = Running(problem)
+        running.call.panels = again or problem.differentiated
         ran = running.forward(self.isa)
         self.used = running.call.bytes
-        if not self.isa and not running.lent:
+        if not self.isa and not running.lent and not again:
             remember(problem, running.call, running.effort)
         return ran
 
@@ -93,6 +94,22 @@ class Compiled:
             return xla.gradients(problem, dout, output, peak, total, dlse)
         return Running(problem).backward(self.isa, dout, output, peak, total, dlse)
 
+    def look_again(self, problem: Problem, peak: Array, total: Array, place: Place) -> dict[str, Any]:
+        """What `problem.want` asks for of weights, by each row's denominator over more keys than are here.
+
+        The scores were seen before, by `run(problem, again=True)`; a map comes as (sums, largest) over the whole call.
+        """
+        return Running(problem).look_again(self.isa, peak, total, place)
+
+
+class Place(NamedTuple):
+    """Where the queries and keys of a problem lie in a larger call: its sizes, and the first of each."""
+
+    queries: int
+    keys: int
+    first_query: int
+    first_key: int
+
 
 def not_on_cpu(problem: Problem) -> str | None:
     """Why arrays of JAX are not for it: they are elsewhere, or will be."""
@@ -119,7 +136,7 @@ class Running:
             self.batch, grid.heads, problem.key_heads, grid.queries, grid.keys, problem.q.shape[-1], problem.width
         )
         call.scale, call.softcap = problem.scale, problem.softcap or 0.0
-        call.wide, call.learns = self.dtype is np.float64, problem.differentiated
+        call.wide, call.panels = self.dtype is np.float64, problem.differentiated
         call.q, call.k, call.v = map(self.view, (problem.q, problem.k, problem.v))
         if problem.mask is not None:
             call.set_mask(self.nodes(problem.mask.lower(grid)))
@@ -279,6 +296,28 @@ class Running:
         places.fill(part.least)
         return places
 
+    def know(self, **rows: Array | None) -> None:
+        """Numbers of each row that were found before."""
+        for name, array in rows.items():
+            if array is not None:
+                array = np.ascontiguousarray(to_numpy(array), dtype=self.dtype)
+                self.kept.append(array)
+                setattr(self.call, name, at(array))
+
+    def look_again(self, isa: str, peak: Array, total: Array, place: Place) -> dict[str, Any]:
+        """The second look alone."""
+        call, want = self.call, self.problem.want
+        assert want is not None
+        self.know(peak=peak, total=total)
+        call.known = True
+        found = {name: self.want_one(name, getattr(want, name)) for name in want.names if name != "map"}
+        if want.map is not None:
+            shape = min(want.map[0], place.queries), min(want.map[1], place.keys)
+            sums = found["map"] = Map(self.empty(*shape, zero=True), self.empty(*shape, zero=True))
+            call.want("map", (*shape, *place), list(map(at, sums)))
+        self.go(call.forward, isa)
+        return {name: changed(name, value, self.given) for name, value in found.items()}
+
     def go(self, run: Callable[[str, int], None], isa: str) -> None:
         """A tiny call takes one thread, a larger one more; a long one can be interrupted."""
         count, self.call.team, self.call.interruptible = self.effort.settled(self.problem.library.name)
@@ -290,12 +329,7 @@ class Running:
         """Run the backward kernel; gradients are shaped as q, k and v, sums over broadcast batch axes included."""
         problem, call, grid = self.problem, self.call, self.grid
         call.dout, call.out = self.view(dout), self.view(output)
-        for name, array in (("peak", peak), ("total", total), ("dlse", dlse)):
-            if array is None:
-                continue
-            array = np.ascontiguousarray(to_numpy(array), dtype=self.dtype)
-            self.kept.append(array)
-            setattr(call, name, at(array))
+        self.know(peak=peak, total=total, dlse=dlse)
         found = []
         for name, like in (("dq", problem.q), ("dk", problem.k), ("dv", problem.v)):
             shape = (*grid.batch, *like.shape[-3:])

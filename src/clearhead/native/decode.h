@@ -16,7 +16,7 @@ constexpr int64_t kMuchToMerge = 1 << 16;  // numbers of pieces that are worth t
 constexpr int kPowers = 4;          // vectors of exponentials side by side
 
 template <class T> inline bool decodes(const Call& call) {
-  return call.queries <= kFewQueries<T> && call.keys >= 1 && !call.learns && !call.wanted.second_look();
+  return call.queries <= kFewQueries<T> && call.keys >= 1 && !call.panels && !call.wanted.second_look();
 }
 
 // Queries that share a key head.

@@ -121,6 +121,13 @@ inline void finish(const Call& call, Rows<T>& rows, const Units<T>& units, const
   for (int lane = int(i1 - i0); lane < panel; ++lane) rows.largest[lane] = Rows<T>::none, rows.total[lane] = 0;
 }
 
+// What a panel's rows ended with elsewhere.
+template <class T> inline void recall(const Call& call, Rows<T>& rows, int64_t b, int64_t h, int64_t i0, int64_t i1) {
+  const int64_t at = call.row_of(b, h);
+  std::copy(static_cast<T*>(call.peak) + at + i0, static_cast<T*>(call.peak) + at + i1, rows.largest);
+  std::copy(static_cast<T*>(call.total) + at + i0, static_cast<T*>(call.total) + at + i1, rows.total);
+}
+
 // The panels of queries from `begin` on of one head, at most kPanels of them.
 template <class T>
 void forward_block(const Call& call, const Sights& sights, const Panels& queries, const Packed<T>& packed, int64_t b, int64_t h,
@@ -151,10 +158,13 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
   std::fill_n(work.values.begin(), many * depth, T(0));
   for (auto& rows : work.rows) rows = Rows<T>();
   const bool entropy = call.wanted.entropy != nullptr;
-  for (int64_t place = 0; place < many; ++place)
-    sights.see(b, h, queries.first(begin + place), queries.last(begin + place), work.seen[place]);
+  for (int64_t place = 0; place < many; ++place) {
+    const int64_t i0 = queries.first(begin + place), i1 = queries.last(begin + place);
+    sights.see(b, h, i0, i1, work.seen[place]);
+    if (call.known) recall(call, work.rows[place], b, h, i0, i1);
+  }
 
-  for (int look = 0; look < (observer ? 2 : 1); ++look) {
+  for (int look = call.known; look < (observer ? 2 : 1); ++look) {
     const Stretches *const sights_of = work.seen.data(), *const last = sights_of + many;
     for (int64_t tile = 0, end; tile < call.keys; tile = end) {
       call.stop.check();

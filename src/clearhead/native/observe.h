@@ -16,6 +16,8 @@ struct Sought {
   int64_t received_from = 0;       // the first query that counts
   void* received = nullptr;        // (S)
   int64_t map_rows = 0, map_columns = 0;
+  int64_t map_queries = 0, map_keys = 0, first_query = 0, first_key = 0;  // of the call that the map is of, and where these lie
+  bool map_sums = false;           // of a part of that call: nothing is divided yet
   void* map_mean = nullptr;  // (map_rows, map_columns)
   void* map_max = nullptr;
   std::vector<Row> chosen;   // by query
@@ -42,7 +44,10 @@ struct Sought {
       } else if (one.name == "removal") {
         by_key.removal_from = call.queries - numbers[0], by_key.removal = arrays[0];
       } else if (one.name == "map") {
-        map_rows = std::min(numbers[0], call.queries), map_columns = std::min(numbers[1], call.keys);
+        map_sums = numbers.size() > 2;
+        map_queries = map_sums ? numbers[2] : call.queries, map_keys = map_sums ? numbers[3] : call.keys;
+        if (map_sums) first_query = numbers[4], first_key = numbers[5];
+        map_rows = std::min(numbers[0], map_queries), map_columns = std::min(numbers[1], map_keys);
         map_mean = arrays[0], map_max = arrays[1];
       } else if (one.name == "queries") {
         for (size_t place = 0; place < numbers.size(); ++place) chosen.push_back({numbers[place], int64_t(place)});
@@ -140,7 +145,7 @@ template <class T> class Observer {
         mean[x] += sums_[x];
         top[x] = larger(top[x], tops_[x]);
       }
-      if (last_ == call_.queries) divide(head);
+      if (last_ == call_.queries && !want_.map_sums) divide(head);
     }
   }
 
@@ -148,7 +153,7 @@ template <class T> class Observer {
   // The larger of two, or NaN.
   static T larger(T a, T b) { return a >= b || a != a ? a : b; }
 
-  int64_t bin(int64_t i) const { return i * want_.map_rows / call_.queries; }
+  int64_t bin(int64_t i) const { return (i + want_.first_query) * want_.map_rows / want_.map_queries; }
 
   // Sums over the cells of a map become means: all of the head's chunks were added.
   void divide(int64_t head) const {
@@ -178,8 +183,9 @@ template <class T> class Observer {
     T* tile = received ? tile_.data() + (j0 % kTile) * panel : nullptr;
     int64_t steps = 0;
     for (int64_t j = j0; j < j1;) {
-      const int64_t column = pooled ? j * want_.map_columns / call_.keys : 0;
-      const int64_t border = pooled ? std::min(j1, ((column + 1) * call_.keys + want_.map_columns - 1) / want_.map_columns) : j1;
+      const int64_t column = pooled ? (j + want_.first_key) * want_.map_columns / want_.map_keys : 0;
+      const int64_t after = pooled ? ((column + 1) * want_.map_keys + want_.map_columns - 1) / want_.map_columns : 0;
+      const int64_t border = pooled ? std::min(j1, after - want_.first_key) : j1;
       Vec<T> total[kVecs] = {}, top[kVecs] = {};
       while (j < border) {
         const int64_t end = std::min(j + kStep, border);

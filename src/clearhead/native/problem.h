@@ -91,7 +91,6 @@ struct Call {
   int64_t batch = 0, heads = 0, key_heads = 0, queries = 0, keys = 0, features = 0, width = 0;
   double scale = 1.0, softcap = 0.0;  // softcap 0: none
   bool wide = false;                  // work in double
-  bool learns = false;                // gradients follow, which compute the scores anew: they must come out the same
   View q, k, v, out;
   std::vector<MaskNode> mask;
   Bias bias;
@@ -100,6 +99,8 @@ struct Call {
   void* peak = nullptr;
   void* total = nullptr;
   Wanted wanted;
+  bool panels = false;        // also few queries go by panels: a second look, or gradients, are to see the scores that the first look saw
+  bool known = false;         // peak and total are given, those of more keys than are here: it is only looked a second time
   // backward only
   View dout, dq, dk, dv;
   void* dlse = nullptr;    // (batch, heads, T): the gradient of the log-sum-exp; null: none
