@@ -308,3 +308,61 @@ def models(rank: int, world: int) -> None:
         model(**given, labels=tokens).loss.backward()
     for parameter, gradient in zip(model.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
+
+
+def split_caches(rank: int, world: int) -> None:
+    """A Hugging Face model generates over a cache of which every rank holds a part: what it generates alone."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+
+    from clearhead.integrations.huggingface import register
+    from clearhead.integrations.huggingface_split import SplitCache, SplitLayer
+
+    register()
+    sizes: dict[str, Any] = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 37, "attn_implementation": "clearhead",
+    }  # fmt: skip
+    windows = Gemma3TextConfig(**sizes, sliding_window=7, layer_types=["sliding_attention", "full_attention"])
+    tokens = torch.randint(1, 37, (2, 23), generator=torch.Generator().manual_seed(2))
+    real = torch.ones_like(tokens)
+    real[0, :9] = 0  # padding on the left
+    given = {"input_ids": tokens, "attention_mask": real, "pad_token_id": 0, "do_sample": False}
+    for kind, config in ((LlamaForCausalLM, LlamaConfig(**sizes)), (Gemma3ForCausalLM, windows)):
+        torch.manual_seed(0)
+        model: Any = kind(config).double().eval()
+        for more in ({}, {"num_beams": 3}, {"prefill_chunk_size": 10}):
+            expected = model.generate(**given, **more, max_new_tokens=9)
+            cache = SplitCache(model.config, block=3)
+            with chd.parallel(timeout=30):
+                found = model.generate(**given, **more, max_new_tokens=9, past_key_values=cache)
+            assert torch.equal(found, expected), (kind, more)
+            assert cache.get_seq_length() == found.shape[1] - 1
+            for layer in cache.layers:
+                if isinstance(layer, SplitLayer):
+                    held = everyone(torch.tensor([layer.keys.shape[2]]), world)
+                    assert sum(map(int, held)) == found.shape[1] - 1
+                    assert max(map(int, held)) - min(map(int, held)) <= 3
+    assert isinstance(cache.layers[1], SplitLayer)
+    assert not isinstance(cache.layers[0], SplitLayer)  # a window is kept whole
+
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).double().eval()
+    inputs = {"input_ids": tokens, "attention_mask": real, "output_attentions": True}
+    with torch.no_grad():
+        whole, split = model(**inputs), model(**inputs, past_key_values=SplitCache(model.config, block=2))
+    for one, other in zip(whole.attentions, split.attentions, strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(whole.logits[real.bool()], split.logits[real.bool()])
+    cache = SplitCache(model.config)
+    with torch.no_grad():
+        model(input_ids=tokens, past_key_values=cache)
+        cache.crop(11)
+        again = model(input_ids=tokens[:, 11:], past_key_values=cache).logits
+        torch.testing.assert_close(again, model(input_ids=tokens).logits[:, 11:])
+        # attention that is not clearhead's sees no part of the keys for the whole, but NaN
+        model.set_attn_implementation("eager")
+        assert model(input_ids=tokens, past_key_values=SplitCache(model.config)).logits.isnan().all()
+    model.set_attn_implementation("clearhead")
+    with pytest.raises(ch.ArgumentError, match="require gradients, which a cache does not carry"):
+        model(input_ids=tokens, past_key_values=SplitCache(model.config))
+    with pytest.raises(ch.ArgumentError, match="config: is a dict, expected the model's"):
+        SplitCache({})

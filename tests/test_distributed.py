@@ -124,6 +124,7 @@ def everything(rank: int, world: int) -> None:
     for work in (ranks_work.decoding, ranks_work.parameters, ranks_work.bits_and_bytes, ranks_work.windows):
         work(rank, world)
     ranks_work.models(rank, world)
+    ranks_work.split_caches(rank, world)
     ranks_work.sharded(rank, world)
     ranks_work.faults(rank, world)
     ranks_work.never_arrives(rank, world)

@@ -91,10 +91,17 @@ def _forward(want: Wanted | None) -> Callable[..., tuple[Tensor, Any]]:
         beside = dropout > 0 and module.training
         asked = _asked(module, options)
         found: Observed | None = None
+        how = None
         if asked:
+            how = {"weights": True} if want is None else want.for_length(given.queries)
+        split = getattr(key, "split_over", None)
+        if split is not None:
+            # of its cache every rank holds a part
+            output, found = split.attend(given, how)
+            return output.transpose(1, 2).contiguous(), _shown(found, want, query.dtype)
+        if how is not None:
             with torch.no_grad():
                 quiet = given.detached()
-                how = {"weights": True} if want is None else want.for_length(quiet.queries)
                 found = observe(quiet.q, quiet.k, quiet.v, **quiet.options, **how)
 
         def plain() -> Tensor:
