@@ -1,9 +1,9 @@
 """Processes that work together: every case of `cases.py` over several ranks, held to the budget of one machine.
 
-    python tests/ranks.py --world 4 [--case causal] [--way ring]
+    python tests/ranks.py --world 4 [--case causal] [--way ring] [--part 2/9]
 
-`test_distributed.py` runs some of it, `python tests/ranks.py` the whole grid: every case, way and placement. A process
-for each rank is started for a number of ranks, and runs all cases of it.
+`test_distributed.py` runs some of it, `python tests/ranks.py` the whole grid: every case, way and placement, or the
+second of nine parts of the cases. A process for each rank is started for a number of ranks, and runs all cases of it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ import torch.multiprocessing as mp
 TYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def start(rank: int, world: int, folder: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def start(
+    rank: int, world: int, folder: str, backend: str, work: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
     """One process: it joins the others, works, and writes down what went wrong."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     try:
         work(rank, world, *arguments)
     except BaseException:
@@ -40,13 +42,13 @@ def start(rank: int, world: int, folder: str, work: Callable[..., None], argumen
     dist.destroy_process_group()
 
 
-def together(world: int, work: Callable[..., None], *arguments: Any) -> None:
+def together(world: int, work: Callable[..., None], *arguments: Any, backend: str = "gloo") -> None:
     """`work(rank, world, …)` in so many processes; the first failure is raised here."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("forkserver")  # one process imports PyTorch, and each rank is a copy of it
         context.set_forkserver_preload(["torch.distributed", "torch.distributed.tensor", "clearhead.distributed.calls"])
         processes = [
-            context.Process(target=start, args=(rank, world, folder, work, arguments)) for rank in range(world)
+            context.Process(target=start, args=(rank, world, folder, backend, work, arguments)) for rank in range(world)
         ]
         for process in processes:
             process.start()
@@ -85,8 +87,8 @@ def placements(n: int, world: int, kind: str) -> Any:
     )
 
 
-def hold(name: str, rank: int, world: int, way: str | None, kind: str) -> None:
-    """One case over all ranks: forward, gradients and observations, within the budget of one machine."""
+def hold(name: str, rank: int, world: int, way: str | None, kind: str) -> int:
+    """One case over all ranks: forward, gradients and observations, within the budget of one machine; how many."""
     from budget import LAST, MAP, TOP, check, expected, queries_of
     from cases import BY_NAME
 
@@ -129,6 +131,7 @@ def hold(name: str, rank: int, world: int, way: str | None, kind: str) -> None:
         exact = expected(name)
         for what, got in found.items():
             check(got.double().numpy(), exact[what], k.shape[-2], f"{name}, {world} ranks, {way}, {kind}: {what}")
+    return len(found)
 
 
 def grid(rank: int, world: int, names: list[str], ways: list[str | None], kinds: list[str]) -> None:
@@ -136,6 +139,7 @@ def grid(rank: int, world: int, names: list[str], ways: list[str | None], kinds:
     from cases import BY_NAME
 
     failed: list[str] = []
+    calls = checks = 0
     for name in names:
         case = BY_NAME[name]
         heads, key_heads = (1, 1) if len(case.q) == 2 else (case.q[-3], case.k[-3])
@@ -145,11 +149,14 @@ def grid(rank: int, world: int, names: list[str], ways: list[str | None], kinds:
             for kind in kinds:
                 began = time.monotonic()
                 try:
-                    hold(name, rank, world, way, kind)
+                    checks += hold(name, rank, world, way, kind)
+                    calls += 1
                 except Exception as error:  # all of them are told at the end
                     failed.append(f"{name}, {way}, {kind}: {type(error).__name__}: {error}")
-                if rank == 0 and os.environ.get("RANKS_SAY"):
+                if rank == 0 and os.environ.get("RANKS_SAY") == "each":
                     print(f"{name}, {way}, {kind}: {time.monotonic() - began:.2f} s", flush=True)
+    if rank == 0 and os.environ.get("RANKS_SAY"):
+        print(f"{calls} calls, {checks} checks, {len(failed)} failures", flush=True)
     assert not failed, "\n".join(failed)
 
 
@@ -161,11 +168,15 @@ def main() -> None:
     parser.add_argument("--case", nargs="*", default=[case.name for case in CASES if splits(case)])
     parser.add_argument("--way", nargs="*", default=["ring", "gather", "queries", "heads"])
     parser.add_argument("--kind", nargs="*", default=["contiguous", "zigzag", "striped", "uneven"])
+    parser.add_argument("--part", default="1/1")
     given = parser.parse_args()
+    os.environ.setdefault("RANKS_SAY", "sums")
+    part, parts = map(int, given.part.split("/"))
+    cases = given.case[part - 1 :: parts]
     for world in given.world:
         began = time.monotonic()
-        together(world, grid, given.case, given.way, given.kind)
-        print(f"{world} ranks: {len(given.case)} cases, {given.way}, {given.kind} in {time.monotonic() - began:.0f} s")
+        together(world, grid, cases, given.way, given.kind)
+        print(f"{world} ranks: {len(cases)} cases, {given.way}, {given.kind} in {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ import numpy as np
 from clearhead.core.arrays import Array, Library, dtype_name, is_array, is_torch
 from clearhead.core.errors import ArgumentError, first_line
 from clearhead.distributed.disk import DiskArray
+from clearhead.distributed.shuttle import Shuttle
 
-# bytes of keys and values in a chunk, unless said otherwise
-CHUNK = 32 * 2**20
+# bytes of keys and values in a chunk, unless said otherwise: what fits caches, and for a GPU what hides its launches
+CHUNK, CHUNK_ON_GPU = 32 * 2**20, 128 * 2**20
 # chunks of a file that are in memory at a time: one is worked on, one waits, one is read, and one is to spare
 ROOMS = 4
 
@@ -33,16 +34,19 @@ class Source:
         self.keys, self.again, self.start = keys, again, start
 
 
-def source_of(given: Any, keys: int | None, chunk: int | None) -> Source:
-    """What a caller gives for keys: (k, v) that have slices, a list of such pairs, or chunks."""
+def source_of(given: Any, keys: int | None, chunk: int | None, bytes_each: int = CHUNK) -> Source:
+    """What a caller gives for keys: (k, v) that have slices, a list of such pairs, or chunks.
+
+    Of what has slices `chunk` positions are taken at a time, or as many as `bytes_each` are.
+    """
     if isinstance(given, tuple) and len(given) == 2 and all(_sliced(part) for part in given):
-        return _stretches([given], chunk)
+        return _stretches([given], chunk, bytes_each)
     if (
         isinstance(given, list)
         and given
         and all(isinstance(pair, tuple) and len(pair) == 2 and all(map(_sliced, pair)) for pair in given)
     ):
-        return _stretches(given, chunk)
+        return _stretches(given, chunk, bytes_each)
     if callable(given) or isinstance(given, Iterable):
         return Source(keys, callable(given), lambda: _chunks(given() if callable(given) else given))
     raise ArgumentError(
@@ -55,7 +59,7 @@ def _sliced(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "__getitem__") and len(value.shape) >= 2
 
 
-def _stretches(pairs: list[Any], chunk: int | None) -> Source:
+def _stretches(pairs: list[Any], chunk: int | None, bytes_each: int) -> Source:
     for number, (k, v) in enumerate(pairs):
         if k.shape[-2] != v.shape[-2]:
             raise ArgumentError("source", f"has {k.shape[-2]} keys and {v.shape[-2]} values in pair {number}")
@@ -65,7 +69,7 @@ def _stretches(pairs: list[Any], chunk: int | None) -> Source:
         first = 0
         for k, v in pairs:
             length = int(k.shape[-2])
-            step = chunk or max(1, CHUNK // max(1, _row_bytes(k) + _row_bytes(v)))
+            step = chunk or max(1, bytes_each // max(1, _row_bytes(k) + _row_bytes(v)))
             keys, values = (_reader(part, step) for part in (k, v))
             # both at once: a disk is never left waiting
             with ThreadPoolExecutor(1, "clearhead-values") as beside:
@@ -126,8 +130,6 @@ def like(q: Array, part: Any) -> Array:
             part = torch.from_numpy(part.view(np.uint16)).view(torch.bfloat16)
         else:
             part = torch.from_numpy(part if part.flags.writeable else part.copy())
-        if q.is_cuda:
-            part = part.pin_memory()
     return part
 
 
@@ -136,6 +138,7 @@ class Ahead:
 
     def __init__(self, source: Source, q: Array, there: bool) -> None:
         self.q, self.there = q, there
+        self.shuttle: Shuttle | None = None
         self.found: queue.Queue[Any] = queue.Queue(maxsize=1)
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self.read, args=(source,), name="clearhead-chunks", daemon=True)
@@ -152,20 +155,14 @@ class Ahead:
             self.put(error)
 
     def moved(self, pair: tuple[Any, ...]) -> tuple[Any, ...]:
-        """To the device of the queries, on a stream of its own; the event says when it is there."""
+        """To the device of the queries, with the place that it has there."""
         if self.there or not is_torch(pair[0]) or pair[0].device == self.q.device:
             return (*pair, None)
-        torch = __import__("torch")
         if not self.q.is_cuda:
             return (*(part.to(self.q.device) for part in pair), None)
-        if not hasattr(self, "stream"):
-            self.stream = torch.cuda.Stream(self.q.device)
-        pinned = [part if part.is_pinned() else part.pin_memory() for part in pair]
-        with torch.cuda.stream(self.stream):
-            there = tuple(part.to(self.q.device, non_blocking=True) for part in pinned)
-            event = torch.cuda.Event()
-            event.record(self.stream)
-        return (*there, (event, pinned))
+        if self.shuttle is None:
+            self.shuttle = Shuttle(self.q.device)
+        return self.shuttle.bring(pair)
 
     def put(self, what: Any) -> None:
         while not self.stopped.is_set():
@@ -190,14 +187,12 @@ class Ahead:
                     ) from found
                 if isinstance(found, BaseException):
                     raise found
-                first, k, v, arrived = found
-                if arrived is not None:
-                    event, _ = arrived
-                    stream = __import__("torch").cuda.current_stream(self.q.device)
-                    stream.wait_event(event)
-                    k.record_stream(stream)
-                    v.record_stream(stream)
+                first, k, v, berth = found
+                if berth is not None and self.shuttle is not None:
+                    self.shuttle.take(berth)
                 yield first, k, v
+                if berth is not None and self.shuttle is not None:
+                    self.shuttle.leave(berth)
         finally:
             self.stopped.set()
             self.thread.join()

@@ -21,7 +21,7 @@ from clearhead.core.problem import Problem, pose
 from clearhead.core.temperature import tempered
 from clearhead.distributed.looking import Look, rows_of, top_of
 from clearhead.distributed.pieces import Whole, Work
-from clearhead.distributed.sources import Ahead, Source, source_of
+from clearhead.distributed.sources import CHUNK, CHUNK_ON_GPU, Ahead, Source, source_of
 from clearhead.distributed.wanting import wanted_of_parts
 
 # seconds after which somebody who watches a terminal is told how far it is
@@ -60,7 +60,7 @@ def stream(
       for queries on a GPU, `on_disk(path)`, np.memmap, zarr; a list of such pairs, one after the other; or chunks
       (k, v) of an iterator, or of a function that starts one anew.
     - keys: how many keys there are in all, which an iterator cannot say and a mask or bias may need.
-    - chunk: positions that are read at a time; 32 MiB of keys and values unless given.
+    - chunk: positions that are read at a time; 32 MiB of keys and values unless given, 128 MiB for a GPU.
     - there: attend to each pair of a list on the device where it lies, and merge.
     - progress: True for a bar on stderr, or a function (done, of, words); None shows a bar to who watches a terminal
       for longer than two seconds.
@@ -110,8 +110,9 @@ class Stream:
         self.given, self.asked = given, asked
         if not is_array(given["q"]):
             raise ArgumentError("q", f"is a {type(given['q']).__name__}, expected an array")
-        self.source: Source = source_of(given["source"], given["keys"], given["chunk"])
         q = given["q"]
+        each = CHUNK_ON_GPU if is_torch(q) and q.is_cuda else CHUNK
+        self.source: Source = source_of(given["source"], given["keys"], given["chunk"], each)
         if is_torch(q) and q.requires_grad:
             raise ArgumentError(
                 "q", "wants its gradient, which does not flow through a stream of keys: give q.detach()"
