@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from cases import CASES, Case
 import clearhead as ch
 from clearhead.distributed import on_disk, stream, stream_observe
 from clearhead.distributed.disk import DiskArray
+from clearhead.distributed.mapped import Mapped, is_mapped
 
 STREAMED = [case for case in CASES if case.k[-2] > 1 and case.layout != "fortran"]
 
@@ -116,6 +118,35 @@ def test_long_stretches_are_read_past_the_cache_wherever_they_lie(tmp_path: Path
             stream(q, source, chunk=2000, mask=ch.causal()), ch.attention(q, k, v, mask=ch.causal()),
             rtol=2e-6, atol=2e-6, err_msg=name,
         )  # fmt: skip
+
+
+def test_memory_maps_are_copied_and_not_kept(tmp_path: Path) -> None:
+    k = np.random.default_rng(7).standard_normal((3, 4001, 10), dtype=np.float32)
+    np.save(tmp_path / "k.npy", k)
+    for part in (slice(None), slice(1, 3)):  # a map, and a part of one
+        whole = np.load(tmp_path / "k.npy", mmap_mode="r")[part]
+        assert is_mapped(whole)
+        mapped, room = Mapped(whole), np.empty((*whole.shape[:1], 1000, 10), np.float32)
+        for low, high in ((0, 1000), (1000, 2000), (3990, 4001), (0, 1000)):
+            assert np.array_equal(mapped.read(low, high, room), k[part, low:high])
+    assert not is_mapped(np.load(tmp_path / "k.npy", mmap_mode="r")[:, ::2])
+    # what was changed in memory alone must not be forgotten
+    changed = np.load(tmp_path / "k.npy", mmap_mode="c")
+    changed[:] = 1.0
+    assert not is_mapped(changed)
+    assert np.array_equal(stream(k[:, :2], (changed, changed), chunk=1000), np.ones((3, 2, 10), np.float32))
+    assert (changed == 1).all()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not say what is mapped")
+def test_of_a_map_that_was_streamed_little_is_in_memory(tmp_path: Path) -> None:
+    k = np.random.default_rng(8).standard_normal((2, 16384, 128), dtype=np.float32)
+    np.save(tmp_path / "large.npy", k)
+    mapped = np.load(tmp_path / "large.npy", mmap_mode="r")
+    stream(k[:, :2], (mapped, mapped), chunk=2048)
+    told = re.search(r"large\.npy\n(?:.*\n)*?Rss:\s+(\d+) kB", Path("/proc/self/smaps").read_text())
+    assert told is not None
+    assert int(told[1]) * 1024 < 0.25 * k.nbytes
 
 
 def test_numbers_that_lie_askew_are_moved(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from clearhead.core.arrays import Array, Library, dtype_name, is_array, is_torch
 from clearhead.core.errors import ArgumentError, first_line
 from clearhead.distributed.disk import DiskArray
+from clearhead.distributed.mapped import Mapped, is_mapped
 from clearhead.distributed.shuttle import Shuttle
 
 # bytes of keys and values in a chunk, unless said otherwise: what fits caches, and for a GPU what hides its launches
@@ -84,15 +85,18 @@ def _stretches(pairs: list[Any], chunk: int | None, bytes_each: int) -> Source:
 
 def _reader(array: Any, step: int) -> Callable[[int, int], Any]:
     """How stretches are read: of a file into the same memory in turn, past the cache or the next one announced."""
+    step = min(step, array.shape[-2])
+    shape = (*array.shape[:-2], step, array.shape[-1])
+    if is_mapped(array):
+        mapped, copies = Mapped(array), itertools.cycle([np.empty(shape, array.dtype) for _ in range(ROOMS)])
+        return lambda low, high: mapped.read(low, high, next(copies))
     if not isinstance(array, DiskArray):
         return lambda low, high: array[..., low:high, :]
-    step = min(step, array.shape[-2])
     places = [place for place in (array.room(step) for _ in range(ROOMS)) if place is not None]
     if places:
         aligned = itertools.cycle(places)
         return lambda low, high: array.read_past(low, high, next(aligned))
-    lead, width = array.shape[:-2], array.shape[-1]
-    rooms = itertools.cycle([np.empty((*lead, step, width), array.dtype) for _ in range(ROOMS)])
+    rooms = itertools.cycle([np.empty(shape, array.dtype) for _ in range(ROOMS)])
 
     def read(low: int, high: int) -> np.ndarray:
         array.expect(high, min(high + step, array.shape[-2]))
