@@ -12,6 +12,7 @@ import clearhead as ch
 import clearhead.distributed as chd
 from clearhead.core.grid import Grid
 from clearhead.distributed.counting import Counter, pairs, seen_keys, stretches
+from clearhead.distributed.planning import planned
 
 RNG = np.random.default_rng(5)
 DOCUMENTS = np.repeat(np.arange(64), RNG.integers(1, 400, 64))[:4093]
@@ -90,6 +91,16 @@ def test_shard_goes_there_and_back() -> None:
     for placement in (chd.Placement.contiguous(19, 5), chd.Placement.zigzag(19, 4), chd.Placement.striped(19, 3)):
         parts = [chd.shard(x, placement, rank) for rank in range(placement.world)]
         np.testing.assert_array_equal(chd.unshard(parts, placement), x)
+
+
+def test_what_the_queries_way_does_not_see_goes_another_way() -> None:
+    few = chd.plan((1, 8, 64, 64), (1, 8, 65536, 64), world=4)
+    assert few.way == "queries"
+    watched = planned(few.schedule, few.shape, looks=True)
+    assert watched.way != "queries"
+    assert watched.chosen.refused is None
+    with pytest.raises(ch.ArgumentError, match="which is refused: weights are observed where the queries are"):
+        planned(few.schedule, few.shape, way="queries", looks=True)
 
 
 def test_placements_that_are_none_are_refused() -> None:
