@@ -61,7 +61,7 @@ class Compiled:
 
             return xla.run(problem)
         running = Running(problem)
-        running.call.panels = again or problem.differentiated
+        running.call.panels |= again
         ran = running.forward(self.isa)
         self.used = running.call.bytes
         if not self.isa and not running.lent and not again:

@@ -99,7 +99,7 @@ struct Call {
   void* peak = nullptr;
   void* total = nullptr;
   Wanted wanted;
-  bool panels = false;        // also few queries go by panels: a second look, or gradients, are to see the scores that the first look saw
+  bool panels = false;        // also few queries go by panels: a second look, or gradients, are to see the same scores
   bool known = false;         // peak and total are given, those of more keys than are here: it is only looked a second time
   // backward only
   View dout, dq, dk, dv;

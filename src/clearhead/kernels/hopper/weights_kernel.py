@@ -347,5 +347,6 @@ def add_parts(received, parts, added, keys, heads, side, ROWS: gl.constexpr):
     total = gl.load(place, key < keys, 0.0)
     first = gl.load(entry + 3)
     for part in range(first, first + gl.load(entry + 4)):
-        total += gl.load(parts + (part.to(gl.int64) * side + which) * ROWS + row)  # type: ignore[attr-defined]  # a number of the GPU
+        at = (part.to(gl.int64) * side + which) * ROWS + row  # type: ignore[attr-defined]  # a number of the GPU
+        total += gl.load(parts + at)
     gl.store(place, total, key < keys)
