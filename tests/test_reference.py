@@ -31,6 +31,7 @@ PACKAGES = (
     "clearhead.integrations.flax",
     "clearhead.integrations.huggingface",
     "clearhead.integrations.huggingface_cache",
+    "clearhead.integrations.huggingface_split",
     "clearhead.integrations.keras",
     "clearhead.integrations.local_models",
 )

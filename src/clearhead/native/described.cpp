@@ -200,7 +200,8 @@ Described::Described(const int64_t* numbers, int64_t count, double scale, double
   }
   const int64_t nodes = reader.count();
   for (int64_t n = 0; n < nodes; ++n) call.mask.push_back(node(reader, batch, n));
-  void* const emphasis = reader.number() ? whole_rows(reader.array(), batch) : nullptr;
+  const int64_t weighted = reader.number();  // which of what is asked for counts queries by a weight, from 1; 0: none
+  void* const emphasis = weighted ? whole_rows(reader.array(), batch) : nullptr;
 
   if (back) {
     call.dout = view(reader.array(), batch), call.out = view(reader.array(), batch);
@@ -213,7 +214,7 @@ Described::Described(const int64_t* numbers, int64_t count, double scale, double
   call.out = view(reader.result(), batch);
   call.lse = reader.result().data, call.peak = reader.result().data, call.total = reader.result().data;
   if (reader.number()) call.wanted.max_score = reader.result().data, call.wanted.entropy = reader.result().data;
-  for (int64_t left = reader.count(); left > 0; --left) {
+  for (int64_t count = reader.count(), n = 1; n <= count; ++n) {
     Asked asked;
     for (int64_t letters = reader.count(); letters > 0; --letters) asked.name.push_back(char(reader.number()));
     for (int64_t more = reader.count(); more > 0; --more) asked.numbers.push_back(reader.number());
@@ -232,7 +233,7 @@ Described::Described(const int64_t* numbers, int64_t count, double scale, double
       else std::fill_n(static_cast<char*>(room.data), size * bytes_of(room.type), 0);
       asked.arrays.push_back(room.data);
     }
-    if (emphasis && asked.name == "received") asked.arrays.push_back(emphasis);
+    if (n == weighted) asked.arrays.push_back(emphasis);
     if (!empty) call.wanted.of_weights.push_back(std::move(asked));
   }
 }

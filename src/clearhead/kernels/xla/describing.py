@@ -57,14 +57,19 @@ def described(problem: Problem) -> tuple[Spec, list[Array]]:
     return spec, operands
 
 
-def put_emphasis(problem: Problem, operands: list[Array]) -> tuple[Want | None, bool]:
-    """What is wanted, in numbers; how much each query counts is added to the operands, where that is said."""
+def put_emphasis(problem: Problem, operands: list[Array]) -> tuple[Want | None, str | None]:
+    """What is wanted, in numbers, and the name of what counts each query by a weight, which joins the operands."""
     want, grid = problem.want, problem.grid
-    if want is None or not isinstance(want.received, QueryWeights):
-        return want, False
-    precise = np.float64 if dtype_name(problem.q) == "float64" else np.float32
-    operands.append(want.received.over(problem.library, precise, (*grid.batch, grid.heads, grid.queries)))
-    return replace(want, received=grid.queries), True
+    if want is None:
+        return None, None
+    for name in want.names:
+        weights = getattr(want, name)
+        if isinstance(weights, QueryWeights):
+            precise = np.float64 if dtype_name(problem.q) == "float64" else np.float32
+            operands.append(weights.over(problem.library, precise, (*grid.batch, grid.heads, grid.queries)))
+            of_all: dict[str, Any] = {name: grid.queries}
+            return replace(want, **of_all), name
+    return want, None
 
 
 def in_precision(array: Array, problem: Problem) -> Array:

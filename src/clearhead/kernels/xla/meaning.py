@@ -37,7 +37,7 @@ def forward(*operands: Array, spec: Spec) -> tuple[Array, ...]:
         options["bias"] = by_distance(next(rest), next(rest), spec)
     if spec.nodes:
         options["mask"] = allowed(spec, rest)
-    emphasis = next(rest) if spec.weighted else None
+    emphasis = next(rest) if spec.weighted is not None else None
     answer = formula.attention(q, k, v, **options)
     row = (*spec.lead, spec.grid.queries)
     output = jnp.broadcast_to(answer.output, (*row, spec.width))
@@ -61,8 +61,9 @@ def observed(spec: Spec, weights: Array, emphasis: Array | None) -> list[Array]:
     """What is wanted of the weights; `emphasis` is how much each query counts, where that is said."""
     assert spec.want is not None
     grid, want = spec.grid, spec.want
-    if emphasis is not None:
-        want = replace(want, received=QueryWeights(emphasis))
+    if spec.weighted is not None:
+        by_name: dict[str, Any] = {spec.weighted: QueryWeights(emphasis)}
+        want = replace(want, **by_name)
     gathered = Gathered(want, Sizes(Library.of(weights), weights.dtype, spec.lead, grid.queries, grid.keys))
     if grid.queries and grid.keys:
         gathered.see(weights, range(grid.queries), range(grid.keys))

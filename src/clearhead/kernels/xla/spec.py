@@ -63,7 +63,7 @@ class Spec:
     want: Want | None
     wide_positions: bool  # JAX has 64 bits
     unrounded: bool
-    weighted: bool = False  # in what keys received each query counts as much as an operand says, the last of them
+    weighted: str | None = None  # the observation in which queries count as much as an operand says, the last of them
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class Spec:
         roles += {NONE: [], BY_PAIR: [True], BY_DISTANCE: [False, True]}[self.bias[0]]
         for node in self.nodes:
             roles += [True] * (sum(kind != NUMBER for kind, *_ in node.fields) + node.array)
-        return tuple(roles + [True] * self.weighted)
+        return tuple(roles + [True] * (self.weighted is not None))
 
     @property
     def place_of_scale(self) -> int | None:
@@ -164,7 +164,7 @@ class Spec:
             found += [node.kind, node.left, node.right, node.constant, len(node.fields)]
             found += [number for field in node.fields for number in field]
             found.append(int(node.array))
-        found.append(int(self.weighted))
+        found.append(0 if self.weighted is None else 1 + list(self.asked()).index(self.weighted))
         if not back:
             asked = self.asked()
             found += [int(self.want is not None), len(asked)]
