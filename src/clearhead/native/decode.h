@@ -100,7 +100,8 @@ template <class T> struct DecodeRoom {
 
 // Keys [j0, j1) of a head, for all rows: their sums into `pieces`, their weighted values into `sums`, a row after the other.
 template <class T>
-void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t j1, DecodeRoom<T>& room, Piece<T>* pieces, T* sums) {
+void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t j1, DecodeRoom<T>& room, Piece<T>* pieces,
+                  T* sums) {
   const Units<T> units(call);
   const int64_t rows = rows_of(call), features = room.keys.columns(), width = room.values.columns();
   const int64_t count = rounded(j1 - j0, kPowers * kLanes<T>);  // room for each row
@@ -113,8 +114,9 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
     room.verdicts[r] = Mask(call, b, head_of(r)).decide(i, i + 1, j0, j1);
     read_row<T>(call.q.at(b, head_of(r)) + i * call.q.row, call.q.type, call.q.col, call.features, room.q.data() + r * features);
   }
-  room.keys.each(call.k.at(b, head) + j0 * call.k.row, j1 - j0, [&](const char* at, int64_t stride, int64_t from, int64_t some) {
-    room.keys.stream().dots(room.q.data(), rows, features, at, stride, some, room.s.data() + from, count);
+  room.keys.each(call.k.at(b, head) + j0 * call.k.row, j1 - j0,
+                 [&](const char* at, int64_t stride, int64_t ahead, int64_t from, int64_t some) {
+    room.keys.stream().dots(room.q.data(), rows, features, at, stride, ahead, some, room.s.data() + from, count);
   });
   const auto allowed_to = [&](int64_t r) { return room.verdicts[r] == kSome ? room.allowed.data() + r * count : nullptr; };
   for (int64_t r = 0; r < rows; ++r) {
@@ -129,12 +131,13 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
     while (n < kQueries && r + n < rows && room.verdicts[r + n] == kAll) ++n;
     return n;
   };
-  room.values.each(call.v.at(b, head) + j0 * call.v.row, j1 - j0, [&](const char* at, int64_t stride, int64_t from, int64_t some) {
+  room.values.each(call.v.at(b, head) + j0 * call.v.row, j1 - j0,
+                   [&](const char* at, int64_t stride, int64_t ahead, int64_t from, int64_t some) {
     for (int64_t r = 0, n = 1; r < rows; r += n) {
       n = std::max<int64_t>(together(r), 1);
       if (room.verdicts[r] == kNone) continue;
       room.values.stream().add(room.s.data() + r * count + from, count, n, allowed_to(r) ? allowed_to(r) + from : nullptr, width,
-                               at, stride, some, sums + r * width);
+                               at, stride, r < kTwice ? ahead : 0, some, sums + r * width);
     }
   });
 }

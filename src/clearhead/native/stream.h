@@ -2,8 +2,8 @@
 //
 // Reading is most of what decoding does, and memory is read fastest in its own order: a row is read once for all queries that
 // go together. They do not read in memory's order, by which the processor would foresee it, so what they will read of the next
-// stretch is asked for. One query alone stays in registers while the rows stream by, `vecs` vectors of it, where that is the whole row
-// (`whole`); longer rows have the rest of it in the first cache.
+// stretch is asked for. One query alone stays in registers while the rows stream by, `vecs` vectors of it, where that is the
+// whole row (`whole`); longer rows have the rest of it in the first cache.
 #pragma once
 #include "pack.h"
 
@@ -16,6 +16,15 @@ constexpr int kKeys = 4;                      // they fill half of the registers
 constexpr int kAlone = 8;                     // keys that go together for one query: as many as hide how long each step takes
 constexpr int64_t kShared = 64;               // rows that stay in the first cache until all queries have read them
 constexpr int64_t kLine = 64;                 // bytes that memory gives at a time
+constexpr int kTwice = 2 * kQueries;          // queries that ask for the next stretch: not all that is asked for comes
+
+// Queries up to which numbers of another type are converted whenever they are read; for more they are copied once.
+inline int64_t read_again(int type) {
+#if defined(CLEARHEAD_NEON)
+  if (type == kBFloat16) return 3 * kQueries;  // two instructions for eight of them
+#endif
+  return type == kFloat16 || type == kBFloat16 ? kQueries : 0;
+}
 
 template <class T, int type> inline Vec<T> load_number(const char* p) {
   if constexpr (type == kOwn<T>) return load<T>(reinterpret_cast<const T*>(p));
@@ -61,7 +70,8 @@ template <class T, int type> struct Rowwise {
 
   // out[query][row] = the products of some queries with some rows.
   template <int queries, int keys>
-  static CLEARHEAD_INLINE void block(const T* q, int64_t columns, const char* rows, int64_t stride, T* out, int64_t step) {
+  static CLEARHEAD_INLINE void block(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t ahead, T* out,
+                                     int64_t step) {
     const int64_t vecs = columns / lanes;
     Vec<T> sums[queries][keys] = {};
     int64_t c = 0;
@@ -70,7 +80,7 @@ template <class T, int type> struct Rowwise {
       for (int i = 0; i < queries; ++i)
         for (int x = 0; x < 2; ++x) query[i][x] = load<T>(q + i * columns + (c + x) * lanes);
       for (int j = 0; j < keys; ++j) {
-        if (queries > 1 && c * bytes % kLine < 2 * bytes) __builtin_prefetch(rows + (j + kShared) * stride + c * bytes);
+        if (queries > 1 && c * bytes % kLine < 2 * bytes) __builtin_prefetch(rows + j * stride + ahead + c * bytes);
         two(rows + j * stride, c, pair);
         for (int i = 0; i < queries; ++i)
           for (int x = 0; x < 2; ++x) sums[i][j] += query[i][x] * pair[x];
@@ -86,10 +96,11 @@ template <class T, int type> struct Rowwise {
   }
 
   template <int queries, int keys>
-  static void blocks(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t count, T* out, int64_t step) {
+  static void blocks(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t ahead, int64_t count, T* out,
+                     int64_t step) {
     int64_t j = 0;
-    for (; j + keys <= count; j += keys) block<queries, keys>(q, columns, rows + j * stride, stride, out + j, step);
-    for (; j < count; ++j) block<queries, 1>(q, columns, rows + j * stride, stride, out + j, step);
+    for (; j + keys <= count; j += keys) block<queries, keys>(q, columns, rows + j * stride, stride, ahead, out + j, step);
+    for (; j < count; ++j) block<queries, 1>(q, columns, rows + j * stride, stride, ahead, out + j, step);
   }
 
   // The same for one query, kept in registers.
@@ -122,13 +133,13 @@ template <class T, int type> struct Rowwise {
   // sums[query][column] += Σ weight · row[column], for vectors [first, first + vecs) of the columns.
   template <int queries, int vecs>
   static CLEARHEAD_INLINE void add_block(const T* weights, int64_t step, const uint8_t* allowed, int64_t columns, int64_t first,
-                                         const char* rows, int64_t stride, int64_t count, T* sums) {
+                                         const char* rows, int64_t stride, int64_t ahead, int64_t count, T* sums) {
     Vec<T> total[queries][vecs];
     for (int i = 0; i < queries; ++i)
       for (int x = 0; x < vecs; ++x) total[i][x] = load<T>(sums + i * columns + (first + x) * lanes);
     const char* row = rows + first * bytes;
     for (int64_t j = 0; j < count; ++j, row += stride) {
-      for (int x = 0; queries > 1 && x < vecs; x += kLine / bytes) __builtin_prefetch(row + kShared * stride + x * bytes);
+      for (int x = 0; queries > 1 && x < vecs; x += kLine / bytes) __builtin_prefetch(row + ahead + x * bytes);
       if (allowed && !allowed[j]) continue;  // which also keeps NaN in padding out
       T share[queries];
       for (int i = 0; i < queries; ++i) share[i] = weights[i * step + j];
@@ -142,12 +153,13 @@ template <class T, int type> struct Rowwise {
 
   template <int queries>
   static void add_blocks(const T* weights, int64_t step, const uint8_t* allowed, int64_t columns, const char* rows,
-                         int64_t stride, int64_t count, T* sums) {
+                         int64_t stride, int64_t ahead, int64_t count, T* sums) {
     constexpr int most = queries == 3 ? kKeys : kQueries * kKeys / queries;
     const int64_t vecs = columns / lanes;
     int64_t c = 0;
-    for (; c + most <= vecs; c += most) add_block<queries, most>(weights, step, allowed, columns, c, rows, stride, count, sums);
-    for (; c < vecs; ++c) add_block<queries, 1>(weights, step, allowed, columns, c, rows, stride, count, sums);
+    for (; c + most <= vecs; c += most)
+      add_block<queries, most>(weights, step, allowed, columns, c, rows, stride, ahead, count, sums);
+    for (; c < vecs; ++c) add_block<queries, 1>(weights, step, allowed, columns, c, rows, stride, ahead, count, sums);
   }
 
   // The same for one query, its sums kept in registers.
@@ -180,10 +192,10 @@ template <class T, int type> struct Rowwise {
 };
 
 // The products and sums for rows of one kind. `together[n]` is for n + 1 queries, `alone` for one; the queries, and their sums,
-// lie `columns` apart, the products and the weights `step`.
+// lie `columns` apart, the products and the weights `step`; `ahead` is how far on the next stretch lies.
 template <class T> struct Streaming {
-  using Dots = void (*)(const T*, int64_t, const char*, int64_t, int64_t, T*, int64_t);
-  using Add = void (*)(const T*, int64_t, const uint8_t*, int64_t, const char*, int64_t, int64_t, T*);
+  using Dots = void (*)(const T*, int64_t, const char*, int64_t, int64_t, int64_t, T*, int64_t);
+  using Add = void (*)(const T*, int64_t, const uint8_t*, int64_t, const char*, int64_t, int64_t, int64_t, T*);
   Dots dots_together[kQueries] = {};
   Add add_together[kQueries] = {};
   void (*dots_alone)(const T*, int64_t, const char*, int64_t, int64_t, T*) = nullptr;
@@ -205,18 +217,19 @@ template <class T> struct Streaming {
     return known && columns > 0 && columns % kLanes<T> == 0 && view.col == size;
   }
 
-  void dots(const T* q, int64_t queries, int64_t columns, const char* rows, int64_t stride, int64_t count, T* out, int64_t step) const {
+  void dots(const T* q, int64_t queries, int64_t columns, const char* rows, int64_t stride, int64_t ahead, int64_t count, T* out,
+            int64_t step) const {
     for (int64_t i = 0; i < queries; i += kQueries) {
       const int64_t some = std::min<int64_t>(kQueries, queries - i);
       if (some == 1 && dots_alone) dots_alone(q + i * columns, columns, rows, stride, count, out + i * step);
-      else dots_together[some - 1](q + i * columns, columns, rows, stride, count, out + i * step, step);
+      else dots_together[some - 1](q + i * columns, columns, rows, stride, i < kTwice ? ahead : 0, count, out + i * step, step);
     }
   }
 
   void add(const T* weights, int64_t step, int64_t queries, const uint8_t* allowed, int64_t columns, const char* rows,
-           int64_t stride, int64_t count, T* sums) const {
+           int64_t stride, int64_t ahead, int64_t count, T* sums) const {
     if (queries == 1 && add_alone) add_alone(weights, allowed, columns, rows, stride, count, sums);
-    else add_together[queries - 1](weights, step, allowed, columns, rows, stride, count, sums);
+    else add_together[queries - 1](weights, step, allowed, columns, rows, stride, ahead, count, sums);
   }
 
  private:
@@ -246,13 +259,13 @@ template <class T> struct Streaming {
   }
 };
 
-// Rows of a view, in stretches that can be streamed: `act(rows, stride, from, count)` for each. Rows that do not stream as they
-// lie are copied, filled up with zeros to `columns`; so are those of another type that many queries read.
+// Rows of a view, in stretches that can be streamed: `act(rows, stride, ahead, from, count)` for each. Rows that do not stream
+// as they lie are copied, filled up with zeros to `columns`; so are those of another type that many queries read.
 template <class T> class SharedRows {
  public:
   SharedRows(const View& view, int64_t columns, int64_t queries)
       : view_(view), real_(columns), columns_(std::max<int64_t>(rounded(columns, kLanes<T>), kLanes<T>)), one_(queries == 1),
-        copied_(!Streaming<T>::takes(view, columns) || (queries > kQueries && view.type != kOwn<T>)),
+        copied_(!Streaming<T>::takes(view, columns) || (queries > read_again(view.type) && view.type != kOwn<T>)),
         stream_(copied_ ? kOwn<T> : view.type, columns_) {
     if (copied_) rows_.resize(kShared * columns_), std::fill_n(rows_.data(), kShared * columns_, T(0));
   }
@@ -264,12 +277,12 @@ template <class T> class SharedRows {
     for (int64_t from = 0, step = one_ && !copied_ ? count : kShared; from < count; from += step) {
       const int64_t some = std::min(step, count - from);
       if (!copied_) {
-        act(rows + from * view_.row, view_.row, from, some);
+        act(rows + from * view_.row, view_.row, kShared * view_.row, from, some);
         continue;
       }
       for (int64_t r = 0; r < some; ++r)
         read_row<T>(rows + (from + r) * view_.row, view_.type, view_.col, real_, rows_.data() + r * columns_);
-      act(reinterpret_cast<const char*>(rows_.data()), columns_ * int64_t(sizeof(T)), from, some);
+      act(reinterpret_cast<const char*>(rows_.data()), columns_ * int64_t(sizeof(T)), 0, from, some);
     }
   }
 
