@@ -142,6 +142,8 @@ class Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One call of a PyTorch function."""
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # it is written down, and seen when it runs
+            return func(*args, **kwargs)
         if func in sdpa.NAMES or func is attention:
             return known(seen_call(func, args, kwargs))
         if func is F.multi_head_attention_forward:
