@@ -22,7 +22,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -106,30 +106,38 @@ def rate_of_products() -> float:
     return side**3 / min(seconds(lambda: product(one, one)) for _ in range(7))
 
 
+class Row(NamedTuple):
+    """One length and mask: its arrays, those turned as jax.nn has them and NumPy's, and how they are measured."""
+
+    what: str
+    arrays: Any
+    turned: Any
+    plain: list[np.ndarray]
+    mask: Any
+    options: Any  # of jax.nn
+    turns: tuple[int, float]  # how many, and seconds between them
+    alone: float  # seconds that one of attention's products would take
+
+
 def on_cpu(report: Report, lengths: list[int], kinds: list[str], rounds: Callable[[int], int]) -> None:
     known: dict[str, tuple[Any, dict[str, Any]]] = {"full": (None, {}), "causal": (ch.causal(), {"is_causal": True})}
     rate = rate_of_products()
     for n, name in ((n, name) for n in lengths for name in kinds or known):
         mask, options = known[name]
         arrays = numbers((1, HEADS, n, WIDTH), jnp.float32)
-        given, plain = turned(arrays), [np.asarray(array) for array in arrays]
+        plain = [np.asarray(array) for array in arrays]
         pairs = n * n if mask is None else n * (n + 1) // 2
-        alone = HEADS * pairs * WIDTH / rate  # s that one of attention's products would take
-        forwards(report, f"{n:,} {name}", (arrays, given, plain), mask, options, (rounds(n), PAUSE * n * n), alone)
-        backwards(report, f"{n:,} {name}", (arrays, given, plain), mask, options, (rounds(n), PAUSE * n * n), alone)
+        row = Row(
+            f"{n:,} {name}", arrays, turned(arrays), plain, mask, options, (rounds(n), PAUSE * n * n),
+            HEADS * pairs * WIDTH / rate,
+        )  # fmt: skip
+        forwards(report, row)
+        backwards(report, row)
     short(report)
 
 
-def forwards(
-    report: Report,
-    what: str,
-    given: tuple[Any, Any, Any],
-    mask: Any,
-    options: Any,
-    turns: tuple[int, float],
-    alone: float,
-) -> None:
-    arrays, turned, plain = given
+def forwards(report: Report, row: Row) -> None:
+    what, arrays, turned, plain, mask, options, turns, alone = row
     mine, peer, look = jax.jit(ours(mask)), jax.jit(theirs(**options)), jax.jit(looking(mask))
     times = by_turns(
         {
@@ -150,16 +158,8 @@ def forwards(
     report.add(f"{what}: as it is, µs over the NumPy call", more, "≤ 100", {})
 
 
-def backwards(
-    report: Report,
-    what: str,
-    given: tuple[Any, Any, Any],
-    mask: Any,
-    options: Any,
-    turns: tuple[int, float],
-    alone: float,
-) -> None:
-    arrays, turned, plain = given
+def backwards(report: Report, row: Row) -> None:
+    what, arrays, turned, plain, mask, options, turns, alone = row
     learn, learn_too = jax.jit(learning(ours(mask))), jax.jit(learning(theirs(**options)))
     dout = np.ones_like(plain[2])
     times = by_turns(

@@ -49,19 +49,25 @@ def compiling() -> bool:
 class Watch:
     """Tells JAX of the classes when somebody imports it: a mask that was made before is then a pytree as any other."""
 
+    asking = False  # the others are being asked where JAX is, by us
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """None for all but JAX, whose own loader is asked to say when it is done."""
-        if name != "jax" or self not in sys.meta_path:
+        if name != "jax" or self.asking:
             return None
         from importlib.util import find_spec  # not for those without JAX
 
-        with suppress(ValueError):  # another thread was quicker
-            sys.meta_path.remove(self)  # so that the others are asked, and once is enough
-        spec: Any = find_spec(name)
+        self.asking = True
+        try:
+            spec: Any = find_spec(name)
+        finally:
+            self.asking = False
         load = getattr(getattr(spec, "loader", None), "exec_module", None)
         if load is not None:
 
             def told(module: Any) -> None:
+                with suppress(ValueError):  # another thread was quicker
+                    sys.meta_path.remove(self)  # once is enough; who only asks whether JAX is there does not load it
                 load(module)
                 introduce()
 

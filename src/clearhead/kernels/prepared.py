@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,19 +158,9 @@ def on_jax(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
 
 def remember_program(problem: Problem, program: Any) -> None:
     """Keep a program for the next call of its kind, where arrays, mask and scale say all of it."""
-    given = problem.bias, problem.softcap, problem.sinks, problem.dropout, problem.want
-    if is_traced(problem.q) or is_traced(problem.k) or is_traced(problem.v) or problem.differentiated:
+    if is_traced(problem.q) or is_traced(problem.k) or is_traced(problem.v):
         return
-    if any(option is not None for option in given) or problem.headless or is_traced(problem.scale):
-        return
-    part = part_of(problem.mask, problem.scale)
-    if part is None or not problem.q.ndim == problem.k.ndim == problem.v.ndim:
-        return
-    if len(PROGRAMS) >= MOST:
-        PROGRAMS.clear()
-    scales = {problem.scale, None} if problem.scale == default_scale(problem.q) else {problem.scale}
-    for scale in scales:
-        PROGRAMS[jax_kind(problem.q, problem.k, problem.v, part, scale)] = program
+    keep(PROGRAMS, problem, jax_kind, program)
 
 
 # observed calls on a GPU by kind, each a function of q, k and v that launches what was launched before
@@ -215,22 +206,25 @@ def remember_observed(kind: Any, again: Any) -> None:
 
 def remember(problem: Problem, call: Any, effort: Effort) -> None:
     """Keep a native call that has run for the next one of its kind, where arrays, mask and scale say all of it."""
-    given = problem.bias, problem.softcap, problem.sinks, problem.dropout, problem.want
-    part = part_of(problem.mask, problem.scale)
-    if part is None or any(option is not None for option in given) or problem.differentiated:
+    if problem.keeps_unrounded:
         return
-    grid, q = problem.grid, problem.q
-    if problem.headless or problem.keeps_unrounded or not q.ndim == problem.k.ndim == problem.v.ndim:
-        return
-    torch = problem.library.name == "torch"
+    torch, grid = problem.library.name == "torch", problem.grid
     if not torch and not problem.q.dtype.kind == problem.k.dtype.kind == problem.v.dtype.kind == "f":
         return  # others do not lend their memory by the buffer protocol
-    call.lse = call.peak = call.total = 0
     shape = (*grid.batch, grid.heads, grid.queries, problem.width)
-    one = Prepared(call, effort, shape)
-    if len(_prepared) >= MOST:
-        _prepared.clear()
-    kind = tensor_kind if torch else array_kind
-    scales = {problem.scale, None} if problem.scale == default_scale(q) else {problem.scale}  # as it may be given
-    for scale in scales:
-        _prepared[kind(q, problem.k, problem.v, part, scale)] = one
+    call.lse = call.peak = call.total = 0  # whose room goes with this call
+    keep(_prepared, problem, tensor_kind if torch else array_kind, Prepared(call, effort, shape))
+
+
+def keep(by_kind: dict[Any, Any], problem: Problem, kind: Callable[..., Any], found: Any) -> None:
+    """Keep what was found of a call for the next one of its kind, where arrays, mask and scale say all of it."""
+    given = problem.bias, problem.softcap, problem.sinks, problem.dropout, problem.want
+    part, q, k, v = part_of(problem.mask, problem.scale), problem.q, problem.k, problem.v
+    if part is None or any(option is not None for option in given) or problem.differentiated:
+        return
+    if problem.headless or not q.ndim == k.ndim == v.ndim:
+        return
+    if len(by_kind) >= MOST:
+        by_kind.clear()
+    for scale in {problem.scale, None} if problem.scale == default_scale(q) else {problem.scale}:  # as it may be given
+        by_kind[kind(q, k, v, part, scale)] = found
