@@ -205,7 +205,7 @@ def test_sweeps() -> None:
     ax = ch.plot_sweep(by_features)
     assert [text.get_text() for text in ax.get_legend().get_texts()][-3:] == ["performer", "nystrom", "linear"]
     with pytest.raises(ch.ArgumentError, match="by: is 'heads'"):
-        ch.sweep(ch.linear(), q, k, v, by="heads")  # type: ignore[arg-type]
+        ch.sweep(ch.linear(), q, k, v, by="heads")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ch.ArgumentError, match=r"at: has 1.5, expected whole numbers"):
         ch.sweep(ch.linear(), q, k, v, at=[1.5])
 
@@ -220,7 +220,7 @@ def test_profile_measures_a_method() -> None:
     assert {"method", "method_fit", "crossover"} <= set(told)
     assert "method" not in json.loads(ch.profile([64], heads=1, features=8).json())
     with pytest.raises(ch.ArgumentError, match="method: is 3"):
-        ch.profile([64], method=3)  # type: ignore[arg-type]
+        ch.profile([64], method=3)  # type: ignore[arg-type]  # wrong on purpose
     assert len(ch.plot_profile(found)[0].get_lines()) == 3
 
 

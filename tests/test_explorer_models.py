@@ -295,7 +295,7 @@ def test_a_notebook_has_the_page_in_a_frame_and_colab_its_server(monkeypatch: py
 
     calls: list[tuple[int, str, str]] = []
     colab = ModuleType("google.colab")
-    colab.output = SimpleNamespace(  # type: ignore[attr-defined]
+    colab.output = SimpleNamespace(  # type: ignore[attr-defined]  # a stand-in for the module
         serve_kernel_port_as_iframe=lambda port, path, height: calls.append((port, path, height))
     )
     monkeypatch.setitem(sys.modules, "google.colab", colab)

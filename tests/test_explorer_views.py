@@ -79,7 +79,8 @@ def test_every_view_gives_a_picture_its_numbers_and_the_python_that_gives_them(p
     assert sum(cell.replace(".", "", 1).lstrip("-").isdigit() for row in rows for cell in row) > 10
     page.get_by_role("button", name="Copy as Python").click()
     sync_api.expect(page.locator("#live")).to_contain_text("Copied")
-    said, names = io.StringIO(), {}  # type: ignore[var-annotated]
+    said = io.StringIO()
+    names: dict[str, Any] = {}
     with contextlib.redirect_stdout(said):
         exec(page.evaluate("navigator.clipboard.readText()"), names)
     if view == "code":

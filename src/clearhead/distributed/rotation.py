@@ -7,6 +7,7 @@ Gradients of keys go back the same way, and are added up in the precision of sum
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +72,8 @@ class Rotation:
                 if owner == self.rank:
                     cuts = [(self.k[..., at, :], self.v[..., at, :]) for at in self.places(wanted)]
                 elif wanted:
-                    cuts = unpacked(came[owner], shapes, [len(part) for part in wanted])  # type: ignore[assignment]
+                    # two shapes were sent, so that pairs come back
+                    cuts = unpacked(came[owner], shapes, [len(part) for part in wanted])  # type: ignore[assignment]  # as said
                 else:
                     cuts = []
                 parts += [(columns, *both) for columns, both in zip(wanted, cuts, strict=True)]
@@ -136,7 +138,8 @@ class Rotation:
             if reader in came:
                 parts = self.mine(reader)
                 shapes = tuple(self.k.shape), tuple(self.v.shape)
-                self.add(dk, dv, parts, unpacked(came[reader], shapes, [len(part) for part in parts]))  # type: ignore[arg-type]
+                pairs: Any = unpacked(came[reader], shapes, [len(part) for part in parts])  # since two shapes were sent
+                self.add(dk, dv, parts, pairs)
 
     def add(self, dk: Tensor, dv: Tensor, parts: tuple[range, ...], some: list[tuple[Tensor, Tensor]]) -> None:
         """Gradients of some of the keys here."""
