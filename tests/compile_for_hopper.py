@@ -48,6 +48,11 @@ HOPPER: dict[str, tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
     "hopper softcap 128, observed": (128, SOME, {"softcap": 3.0}),
     "hopper full 256, observed": (256, SOME, {}),
     "hopper Longformer 64, observed": (64, SOME, {"mask": ch.window(50, 3) | ch.global_tokens([0, 200])}),
+    "hopper Longformer 64, last queries": (
+        64,
+        NONE | {"received": 100},
+        {"mask": ch.window(50, 3) | ch.global_tokens([0, 200])},
+    ),
     # all queries see the first keys and no others: their tiles are shared out among programs
     "hopper first keys 64, observed": (64, SOME, {"mask": ch.blocks(torch.arange(13).expand(10, 13) == 0, 32)}),
     "hopper Longformer 128": (128, None, {"mask": ch.window(50, 3) | ch.global_tokens([0, 200])}),

@@ -52,3 +52,17 @@ def test_ties_that_overflow_the_list(kernel: str, width: int, name: str) -> None
     assert torch.equal(found.top.indices, first_of_the_largest(weights, 8))
     torch.testing.assert_close(found.top.weights.double(), right.top.weights, rtol=2e-3, atol=1e-6)
     torch.testing.assert_close(found.received.double(), right.received, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("kernel", OWN)
+@pytest.mark.parametrize("name", [*LISTED, "no mask", "causal", "window"])
+def test_queries_that_do_not_count_may_be_nan(kernel: str, name: str) -> None:
+    """What the last 200 queries gave each key, where one in ten of the others is NaN."""
+    mask = {"no mask": None, "causal": ch.causal(), "window": ch.window(700)}.get(name, LISTED.get(name))
+    q = torch.randn((1, 4, N, 64), device="cuda", dtype=torch.bfloat16)
+    k = torch.randn((1, 4, N, 64), device="cuda", dtype=torch.bfloat16)
+    right = ch.observe(q.double(), k.double(), k.double(), mask=mask, kernel="dense", received=200).received
+    q[:, :, : N - 200 : 10] = torch.nan
+    for _ in range(TIMES):
+        found = ch.observe(q, k, k, mask=mask, kernel=kernel, received=200).received
+    torch.testing.assert_close(found.double(), right, rtol=2e-3, atol=2e-4)

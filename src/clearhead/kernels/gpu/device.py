@@ -314,6 +314,21 @@ def any_tile(lists, i, mixed, a, b, c, form: tl.constexpr):
     return tile
 
 
+@triton.jit
+def next_tile(lists, i, seen, mixed, full, a, b, c, form: tl.constexpr):
+    """The i-th tile in the order of keys, whether it is mixed, and how many of those seen so far are."""
+    if form.program is None:
+        tile = a + i
+        masked = (tile < b) | (tile >= c)
+    else:  # two lists in order become one
+        end = 2147483647
+        one = tl.load(lists.tiles + a + seen, mask=seen < mixed, other=end)
+        two = tl.load(lists.tiles + a + mixed + i - seen, mask=i - seen < full, other=end)
+        tile = tl.minimum(one, two)
+        masked = one < two
+    return tile, masked, seen + masked.to(tl.int32)
+
+
 class Lists(NamedTuple):
     """For each block of one side, the tiles of the other that are mixed and then those that are full.
 

@@ -13,11 +13,11 @@ import triton.language as tl
 from clearhead.kernels.gpu.device import (
     allowed_by_program,
     allowed_by_span,
-    any_tile,
     key_tiles,
     load_numbers,
     load_rows,
     multiply,
+    next_tile,
     score,
     span_of,
 )
@@ -232,13 +232,14 @@ def top_keys(
     best = tl.where(slots < count, float("-inf"), float("inf")) + tl.zeros((BM, K), tl.float32)
     where = tl.full((BM, K), -1, tl.int32)
     mixed, full, a, b, c = key_tiles(span, lists, batch, head, block, T, BM, BN, form)
-    for i in range(mixed + full):
-        tile = any_tile(lists, i, mixed, a, b, c, form)
+    seen = 0
+    for i in range(mixed + full):  # in the order of keys: of equal weights those of the first keys are kept
+        tile, masked, seen = next_tile(lists, i, seen, mixed, full, a, b, c, form)
         columns = (tile * BN + tl.arange(0, BN))[None, :]
         keys = load_rows(k, k_strides[2], tile * BN, 0, S, BN, form.head_dim, form.padded_head_dim, False)
         product = multiply(queries, tl.trans(keys), tl.zeros((BM, BN), tl.float32), form)
         scores, _ = score(product, scoring, rows[:, None], columns, head, batch, T, S, form)
-        if i < mixed:
+        if masked:
             inside = allowed(limits, mask, rows[:, None], columns, head, batch, T, S, form)
             scores = tl.where(inside, scores, float("-inf"))
         best, where = keep_best(scores, best, where, columns, K)

@@ -46,8 +46,11 @@ def first_of_tile(tile, bins, N: gl.constexpr):
 
 
 @gluon.jit
-def tiles_seen(first, rows: gl.constexpr, bins, upper, lower, FORM: gl.constexpr, N: gl.constexpr):
-    """The tiles [begin, end) hold the queries that see some key of a block; those in [low, high) see all of it."""
+def tiles_seen(first, rows: gl.constexpr, bins, skipped, upper, lower, FORM: gl.constexpr, N: gl.constexpr):
+    """The tiles [begin, end) hold the queries that see some key of a block; those in [low, high) see all of it.
+
+    What the first `skipped` queries see does not count.
+    """
     queries, count, each, _, _ = bins
     begin = 0
     end = count * each
@@ -64,6 +67,10 @@ def tiles_seen(first, rows: gl.constexpr, bins, upper, lower, FORM: gl.constexpr
         whole = gl.minimum(first - lower - N + 1, queries - 1)
         end = gl.where(last >= 0, tile_of_row(gl.maximum(last, 0), bins, N) + 1, 0)
         high = gl.where(whole >= 0, tile_of_row(gl.maximum(whole, 0), bins, N) + 1, 0)
+    counted = tile_of_row(gl.minimum(skipped, queries - 1), bins, N)
+    begin = gl.maximum(begin, counted)
+    if first_of_tile(counted, bins, N) < skipped:
+        low = gl.maximum(low, counted + 1)
     end = gl.maximum(begin, end)
     low = gl.minimum(gl.maximum(low, begin), end)
     high = gl.maximum(gl.minimum(high, end), low)

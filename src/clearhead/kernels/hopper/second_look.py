@@ -50,6 +50,7 @@ class LookForm:
     top: bool
     even: bool  # all bins have the same number of queries
     tiles: bool = False  # a mask of any kind, by lists of tiles
+    some: bool = False  # of such a mask, not all queries count
     careful: bool = False
 
 
@@ -118,18 +119,19 @@ def look(
         counts = large[4:]
     shifts = new((batch * heads * count * each * config.columns * 3,))
     found = launch.room((batch, heads, queries, HELD) if top else (0,), torch.int64, q.device)
+    skipped = 0 if received is None else max(queries - received, 0)
     upper = causal_offset or 0
     lower = upper - (window or 0)
     factor = (scale if softcap is None else 1.0) * math.log2(math.e)
     plain, careful = looks(
         head_dim, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map),
-        pooled, bool(top), queries % count == 0, masked is not None,
+        pooled, bool(top), queries % count == 0, masked is not None, masked is not None and skipped > 0,
     )  # fmt: skip
     name = (received, map, top)
     launch(
         ("lay out", name), lay_out, (count * each, batch * heads),
         done.peak, done.total, done.level if top else done.peak, shifts, large,
-        queries, queries - (queries if received is None else received), count, each, queries // count,
+        queries, skipped, count, each, queries // count,
         scale if softcap is None else 1.0, factor, config.columns, plain.even, num_warps=1,
     )  # fmt: skip
     rows = (described(q, queries, config.columns), described(k, keys, config.rows), numbers(shifts, config.columns))
@@ -147,8 +149,8 @@ def look(
         launch(
             ("by key", name, form.careful), by_key, (programs,),
             *rows, sums if got is None else got, sums if parts is None else parts, sums, tops, counts, found,
-            large, *lists, queries, keys, heads, batch * heads, side, heads // k.shape[1], upper, lower, count, each,
-            queries // count, scale, softcap or 1.0, factor, form, config, num_warps=config.rows // 16,
+            large, *lists, queries, keys, heads, batch * heads, side, heads // k.shape[1], skipped, upper, lower, count,
+            each, queries // count, scale, softcap or 1.0, factor, form, config, num_warps=config.rows // 16,
         )  # fmt: skip
     if parts is not None and masked is not None and masked.runs.added is not None:
         launch(

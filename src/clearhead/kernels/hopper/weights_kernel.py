@@ -123,6 +123,8 @@ def exponents(scores, shift, first, sees, scales, MASKED: gl.constexpr, FORM: gl
         if FORM.value.lower:
             seen = seen & (column <= (stop - first)[:, None])
         exponent = gl.where(seen, exponent, float("-inf"))
+    if FORM.value.some and MASKED != BY_PLACE:
+        exponent = gl.where((shift != float("inf"))[None, :], exponent, float("-inf"))  # who does not count may be NaN
     return exponent
 
 
@@ -249,14 +251,15 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
 
 
 @gluon.jit(
-    do_not_specialize=["queries", "keys", "heads", "total", "side", "group", "upper", "lower", "count", "each", "size"],
+    do_not_specialize=["queries", "keys", "heads", "total", "side", "group", "skipped", "upper", "lower", "count",
+                       "each", "size"],
     do_not_specialize_on_alignment=["received", "parts", "sums", "tops", "counts", "found", "large", "table", "numbers",
                                     "bits"],
 )  # fmt: skip
 def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, large, table, numbers, bits, queries,
-           keys, heads, total, side, group, upper, lower, count, each, size, scale, softcap, factor,
+           keys, heads, total, side, group, skipped, upper, lower, count, each, size, scale, softcap, factor,
            FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
-    """What a block of keys of one head received: of all queries, and of each of `count` bins of them.
+    """What a block of keys of one head received: of queries from `skipped` on, and of each of `count` bins of them.
 
     With a list of tiles for each block (`tile_runs.py`), `side` is how many heads an entry of the table serves.
 
@@ -290,7 +293,7 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
         first = block * (ROWS * CONSUMERS)  # the first keys of a causal head are seen by most: they go first
         head = number % heads
         batch = number // heads
-        tiles = tiles_seen(first, ROWS * CONSUMERS, bins, upper, lower, FORM, N)
+        tiles = tiles_seen(first, ROWS * CONSUMERS, bins, skipped, upper, lower, FORM, N)
 
     k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, FORM.value.head_dim], k_rows.layout)
     k_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
