@@ -24,7 +24,7 @@ from clearhead.kernels.prepared import observed_again
 from clearhead.watching.call import Call
 from clearhead.watching.wants import Wanted
 
-MOST = 512  # kinds of one sort of watch that are remembered
+MOST = 2048  # kinds of one sort of watch that are remembered
 APART = 2**18  # bytes of what is kept of a call from which on whole numbers leave as 32 bits
 ASKED = ("top", "received", "received_max", "removal", "map")
 
@@ -146,8 +146,8 @@ def kind_of(
         return None
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return None
-    places, device, dtype = (q.data_ptr(), k.data_ptr(), v.data_ptr()), q.get_device(), q.dtype
-    if not all(places) or (places[0] | places[1] | places[2]) % 16 or q.is_neg() or k.is_neg() or v.is_neg():
+    a, b, c, device, dtype = q.data_ptr(), k.data_ptr(), v.data_ptr(), q.get_device(), q.dtype
+    if not (a and b and c) or (a | b | c) % 16 or q.is_neg() or k.is_neg() or v.is_neg():
         return None
     if not device == k.get_device() == v.get_device() == torch.cuda.current_device() or not dtype == k.dtype == v.dtype:
         return None
@@ -181,6 +181,11 @@ def learn(known: dict[Any, Kind], key: Any, wanted: Wanted, call: dict[str, Any]
         return
     if again is None or packed is None:
         return
+    add(known, key, Kind(packed, sys.intern(again.kernel), q, k, scale, wanted))
+
+
+def add(known: dict[Any, Kind], key: Any, kind: Kind) -> None:
+    """Remember one more kind."""
     if len(known) >= MOST:
         known.clear()
-    known[key] = Kind(packed, sys.intern(again.kernel), q, k, scale, wanted)
+    known[key] = kind

@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from clearhead.core.observations import Observed
 from clearhead.torch_bridge.autograd import autocast
-from clearhead.watching import handing, mode, sdpa
+from clearhead.watching import handing, mode, shortcut
 from clearhead.watching.familiar import Way
 from clearhead.watching.given import Given
 from clearhead.watching.sdpa import hold_numbers
@@ -87,23 +88,25 @@ def handed_out(function: Function) -> Function:
     return running
 
 
-def looked_into(function: Function) -> Function | None:
+def looked_into(function: Function) -> shortcut.Direct | None:
     """transformers' own function for "sdpa" with one name changed, so that its call is seen as it makes it; else None.
 
-    The same code over changed names: patching the module would be seen by every thread. Where somebody has put another
-    attention in the place of PyTorch's, it is theirs that the function is to call.
+    The same code over changed names: patching the module would be seen by every thread.
     """
     theirs = "transformers.integrations.sdpa_attention", "sdpa_attention_forward"
     if not isinstance(function, types.FunctionType) or (function.__module__, function.__name__) != theirs:
         return None
-    names = function.__code__.co_names
-    if not {PLAIN, "contiguous"} <= set(names) or getattr(F, PLAIN) is not sdpa.FUNCTION:
-        return None
+    return changed(function) if {PLAIN, "contiguous"} <= set(function.__code__.co_names) else None
+
+
+@lru_cache(maxsize=16)  # what is remembered of its calls lasts from one watch to the next
+def changed(function: types.FunctionType) -> shortcut.Direct:
+    """The function, calling ours for PyTorch's."""
     inside = Instead(torch, nn=Instead(nn, functional=Instead(F, **{PLAIN: handing.directly})))
     around = {**function.__globals__, "torch": inside}
     copy = types.FunctionType(function.__code__, around, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
+    return shortcut.direct(function, copy)
 
 
 class Instead:

@@ -7,12 +7,14 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.watching import mode
+from clearhead.watching import again, mode, shortcut
 from clearhead.watching.mode import active
+from clearhead.watching.recorder import Recorder
 from clearhead.watching.sdpa import FUNCTION
+from clearhead.watching.shortcut import Direct
 
 
-def hand_over(function: Any, direct: Any, module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def hand_over(function: Any, direct: Direct | None, module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Run a function that a registry has handed out to a module: who stands by, or is near, looks at it.
 
     `direct` is the same function, if there is one, that makes its call known by itself. Where nobody else has to see
@@ -20,7 +22,9 @@ def hand_over(function: Any, direct: Any, module: Any, args: tuple[Any, ...], op
     """
     if F.scaled_dot_product_attention is not FUNCTION:  # somebody has put another in its place meanwhile
         direct = None
-    recorders = active.recorders
+    recorders, near = active.recorders, active.near
+    if direct is not None and len(near) == 1 and not recorders and not active.standing and near[0].begin(module):
+        return for_one(near[0], direct, module, args, options)
     before = active.given, active.direct
     near = [recorder for recorder in active.near if recorder.begin(module)]
     waiting = [recorder for recorder in (*active.standing, *near) if recorder not in recorders]
@@ -33,7 +37,7 @@ def hand_over(function: Any, direct: Any, module: Any, args: tuple[Any, ...], op
         for recorder in waiting:
             mode.start(recorder)
     try:
-        return (direct or function)(module, *args, **options)
+        return (function if direct is None else direct.run)(module, *args, **options)
     finally:
         active.handed -= 1
         active.given, active.direct = before
@@ -44,6 +48,34 @@ def hand_over(function: Any, direct: Any, module: Any, args: tuple[Any, ...], op
         else:
             for recorder in waiting:
                 mode.rest(recorder)
+
+
+def for_one(recorder: Recorder, direct: Direct, module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """The same for the one watch that looks, where nobody else does: a call of a kind that it has met is played."""
+    recorders, played, before = active.recorders, recorder.played, (active.given, active.direct)
+    active.given, active.direct = module, True
+    active.handed += 1
+    try:
+        kind = None if played is None else direct.kind(module, args, options)
+        known = None if played is None or kind is None else played.get(kind)
+        if known is not None:
+            output = mode.play(recorder, known, *args[:3])
+            if output is not None:
+                return shortcut.laid_out(output)
+        active.direct, active.made = False, []
+        recorders.append(recorder)
+        result = direct.run(module, *args, **options)
+        if played is not None and kind is not None and len(active.made) == 1:
+            known, *made = active.made[0]
+            if shortcut.same(made, args, result):
+                again.add(played, kind, known)
+        return result
+    finally:
+        active.made = None
+        active.handed -= 1
+        active.given, active.direct = before
+        recorder.end(module)
+        recorders.clear()
 
 
 def directly(*args: Any, **kwargs: Any) -> Tensor:

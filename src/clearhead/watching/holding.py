@@ -43,7 +43,7 @@ class Holding:
             norms = pending.kind.packed.norms.of(pending.arrays)
             self.leaving.send([norms], pending.doubts)
         else:
-            self.leaving.send(pending.parcel(), pending.arrived)
+            self.leaving.send_played(pending)
 
     def kept(self, given: Given) -> Given:
         """A copy of a call; layers that share a mask, boolean or float, share its copy."""

@@ -32,7 +32,11 @@ Kind = TypeVar("Kind")
 # takes what arrays become on the host, when they leave, and may say what is to be done once their numbers are there
 Takes = Callable[[list[Tensor]], Callable[[], None] | None]
 LOAD = 16 * 2**20  # bytes that wait on a GPU, at most, before they leave
-SMALL = 2**18  # bytes of an array that is put beside others before it is copied
+SMALL = 2 * 2**20  # bytes of an array that is put beside others before it is copied
+
+
+# the address of a device's current stream, in a tenth of the time that the stream itself takes
+stream_of: Callable[[int], Any] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: None)
 
 
 def pinned(count: int, dtype: torch.dtype) -> Tensor:
@@ -50,8 +54,10 @@ class Load:
     """Arrays of one GPU that leave together, in parcels: those of one owner each."""
 
     parcels: list[tuple[int, Takes]] = field(default_factory=list)  # how many arrays, and who takes them
+    played: list[Pending] = field(default_factory=list)  # more of them, of calls that were played
     tensors: list[Tensor] = field(default_factory=list)
     streams: list[Any] = field(default_factory=list)  # by which they were computed
+    known: set[Any] = field(default_factory=set)  # the same, by their addresses
     size: int = 0
 
     def add(self, tensors: Sequence[Tensor], takes: Takes, stream: Any) -> None:
@@ -59,32 +65,42 @@ class Load:
         self.parcels.append((len(tensors), takes))
         self.tensors.extend(tensors)
         self.size += sum(map(size_of, tensors))
+        self.by(stream)
+
+    def by(self, stream: Any) -> None:
+        """A stream that has computed some of it."""
         if stream not in self.streams:
             self.streams.append(stream)
+
+    def complete(self) -> None:
+        """What played calls have becomes parcels, too."""
+        for one in self.played:
+            tensors = one.parcel()
+            self.parcels.append((len(tensors), one.arrived))
+            self.tensors.extend(tensors)
 
     def copied(self, copying: Any) -> list[Tensor]:
         """The same numbers on the host, once the copying stream has come so far; whole numbers as 32 bits."""
         places: dict[torch.dtype, list[int]] = {}
         found = list(self.tensors)
         for place, tensor in enumerate(found):
-            if size_of(tensor) > SMALL:
-                tensor.record_stream(copying)
-            if tensor.dtype == torch.int64:  # positions in sequences fit
-                tensor = found[place] = tensor.to(torch.int32)
             if size_of(tensor) <= SMALL:
                 places.setdefault(tensor.dtype, []).append(place)
             else:
+                tensor.record_stream(copying)
                 found[place] = sent(tensor.reshape(-1)).view(tensor.shape)
         for small in places.values():
-            whole = sent(torch.cat([found[place].reshape(-1) for place in small]))
-            parts = torch.split(whole, [found[place].numel() for place in small])
+            rows = [found[place] if found[place].ndim == 1 else found[place].reshape(-1) for place in small]
+            parts = torch.split(sent(torch.cat(rows)), [len(row) for row in rows])
             for place, part in zip(small, parts, strict=True):
-                found[place] = part.view(found[place].shape)
+                found[place] = part if found[place].ndim == 1 else part.view(found[place].shape)
         return found
 
 
 def sent(flat: Tensor) -> Tensor:
-    """A row of numbers on its way to the host."""
+    """A row of numbers on its way to the host; whole numbers as 32 bits: positions in sequences fit."""
+    if flat.dtype == torch.int64:
+        flat = flat.to(torch.int32)
     target = pinned(flat.numel(), flat.dtype)
     target.copy_(flat, non_blocking=True)
     return target
@@ -110,6 +126,22 @@ class Leaving:
             if load.size >= LOAD:
                 self._leave(device)
 
+    def send_played(self, pending: Pending) -> None:
+        """The same of a call that was played: one of hundreds, for which all that can wait is done when they leave."""
+        device = pending.arrays.device
+        with self.lock:
+            load = self.loads.get(device)
+            if load is None:
+                load = self.loads[device] = Load()
+            load.played.append(pending)
+            load.size += pending.kind.packed.size + (0 if pending.output is None else size_of(pending.output))
+            stream = stream_of(device.index)
+            if stream not in load.known:
+                load.known.add(stream)
+                load.by(torch.cuda.current_stream(device))
+            if load.size >= LOAD:
+                self._leave(device)
+
     def at_once(self, tensor: Any) -> Any:
         """One array on its way to the host, and all that was to go with it; one that is there as it is."""
         if not isinstance(tensor, Tensor) or not tensor.is_cuda:
@@ -128,6 +160,7 @@ class Leaving:
 
     def _leave(self, device: Any) -> None:
         load = self.loads.pop(device)
+        load.complete()
         if device not in self.streams:
             self.streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # PyTorch says nothing
         copying = self.streams[device]

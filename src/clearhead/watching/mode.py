@@ -51,6 +51,7 @@ class Active(threading.local):
     handed: int = 0  # functions that a registry handed out and that are running
     given: Any = None  # the module that the last of them was called by
     direct: bool = False  # its one call is made without being looked for
+    made: list[tuple[Any, ...]] | None = None  # for who asks: calls that are played, their kinds, outputs and tensors
     mode: Mode | None = None
     spare: Mode | None = None  # the same, kept for the next time
     steps: Steps = field(default_factory=Steps)
@@ -192,7 +193,10 @@ def seen_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, lay: 
         kind = None if played is None else again.kind_of(*args, **kwargs)
         known = None if played is None or kind is None else played.get(kind)
         if known is not None:
-            output = _played(active.recorders[0], known, *args[:3], **kwargs)
+            tensors = args[:3] if len(args) >= 3 else tuple(sdpa.arguments(*args, **kwargs).values())[:3]
+            output = play(active.recorders[0], known, *tensors)
+            if output is not None and active.made is not None:
+                active.made.append((known, output, *tensors))
             if output is not None:
                 return laid_out(output, args[0] if args else kwargs["query"]) if lay else output
         given, dropout = sdpa.read(args, kwargs)
@@ -209,9 +213,7 @@ def seen_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, lay: 
     return result
 
 
-def _played(
-    recorder: Recorder, known: again.Kind, query: Tensor, key: Tensor, value: Tensor, **_: Any
-) -> Tensor | None:
+def play(recorder: Recorder, known: again.Kind, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
     """The result of a call of a kind that this watch has met, which is told of it; None where it is not for that."""
     if recorder.edit is not None or recorder.careful or not recorder.selects():
         return None

@@ -22,7 +22,7 @@ from clearhead.core.arrays import made
 
 PLAIN = os.environ.get("CLEARHEAD_LAUNCH") == "plain"
 DIRECT = triton.__version__.startswith("3.6.") and not PLAIN
-MAPS = 64  # addresses of one tensor that are remembered with their descriptors
+MAPS = 4096  # addresses of one tensor that are remembered with their descriptors, of 128 bytes each
 
 
 class Unknown(Exception):

@@ -55,7 +55,7 @@ class Packed:
         kept = {name: slot_of(place) for name, place in results.items() if name != "output"}
         # whole numbers of 64 bits last: they may go to the host as 32
         order = sorted(set(kept.values()), key=lambda slot: replay.rooms[slot - GIVEN].dtype == torch.int64)
-        self.size = self.scratch = self.whole = 0
+        self.size = self.scratch = self.whole = self.zeros = 0
         starts: dict[int, int] = {}
         norms = self.replays[1].rooms[0]
         self.norms = self._array(norms, GIVEN)
@@ -67,7 +67,8 @@ class Packed:
         self.whole = self.whole or self.size
         self.arrays = {name: within(place, starts, replay.rooms) for name, place in results.items() if name != "output"}
         self.places = [self._places(replay, starts, output), [(1, self.norms.start)]]
-        self.cleared = [[n for n, one in enumerate(replay.rooms) if one.zeros], []]
+        # what is kept and starts from zero is cleared by itself, and all else that does in one piece
+        self.cleared = [[n for n, one in enumerate(replay.rooms) if one.zeros and self.places[0][n][0] == 1], []]
         self.plain = [any(step.stream is None for step in one.steps) for one in self.replays]
         self.counts = [programs(a) for a in (q, k, v)]
         self.device = q.device
@@ -79,13 +80,19 @@ class Packed:
         return Array(start, one.shape, one.strides, one.dtype)
 
     def _places(self, replay: Replay, starts: dict[int, int], output: int) -> list[tuple[int, int]]:
-        """For each room of a replay the piece that it lies in (0 output, 1 kept, 2 not kept) and its first byte."""
+        """For each room of a replay the piece that it lies in and its first byte.
+
+        0 is the output, 1 what is kept, 2 what is not, 3 what is not and starts from zero.
+        """
         found = []
         for slot, one in enumerate(replay.rooms, GIVEN):
             if slot == output:
                 found.append((0, 0))
             elif slot in starts:
                 found.append((1, starts[slot]))
+            elif one.zeros:
+                found.append((3, self.zeros))
+                self.zeros += cdiv(math.prod(one.shape) * one.dtype.itemsize, APART) * APART
             else:
                 found.append((2, self.scratch))
                 self.scratch += cdiv(math.prod(one.shape) * one.dtype.itemsize, APART) * APART
@@ -101,7 +108,11 @@ class Packed:
         if zeros:
             output.zero_()
         kept = bytes_of(self.size, device)
-        pieces = [output, kept] if not self.scratch else [output, kept, bytes_of(self.scratch, device)]
+        pieces = [output, kept]
+        if self.scratch or self.zeros:
+            pieces.append(bytes_of(self.scratch, device))
+        if self.zeros:
+            pieces.append(bytes_of(self.zeros, device).zero_())
         begins = [piece.data_ptr() for piece in pieces]
         given = [q.data_ptr(), k.data_ptr(), v.data_ptr(), 0]
         for replay, places, cleared, plain in zip(self.replays, self.places, self.cleared, self.plain, strict=True):
@@ -125,7 +136,7 @@ class Packed:
                 continue
             array = Array(first, one.shape, one.strides, one.dtype)
             found.append(pieces[0] if piece == 0 else array.of(pieces[piece]))
-            if one.zeros and piece:
+            if one.zeros and piece == 1:
                 found[-1].zero_()
         return found
 
