@@ -17,8 +17,17 @@ from clearhead.kernels.compiled import native
 built = pytest.mark.skipif(native is None, reason="the compiled kernel is not built: there is no C++ compiler")
 # the instruction sets that this machine has, by name; the kernel by itself takes the best of them
 INSTRUCTION_SETS = [
-    name for name in ("portable", "neon", "avx2", "avx512", "amx") if native is not None and native.has(name)
+    name
+    for name in ("portable", "neon", "neon_fp16", "neon_bf16", "avx2", "avx512", "avx512_bf16", "amx")
+    if native is not None and native.has(name)
 ]
+# those that multiply half precision as it is, and which; all else they do as the set that they add to
+OF_HALF = {
+    "neon_fp16": ["float16"],
+    "neon_bf16": ["float16", "bfloat16"],
+    "avx512_bf16": ["bfloat16"],
+    "amx": ["bfloat16"],
+}
 
 # What a kernel refuses, pinned as data: (kernel, case) → the reason. Support cannot be lost unnoticed.
 REFUSED: dict[tuple[str, str], str] = {

@@ -10,7 +10,7 @@ import numpy as np
 from drawn import BORDERS, FAR, FEATURES, SMALL, Drawn
 from meaning import Tree
 
-ISAS = ("", "", "portable", "neon", "avx2", "avx512", "amx")
+ISAS = ("", "", "portable", "neon", "neon_fp16", "neon_bf16", "avx2", "avx512", "avx512_bf16", "amx")
 MOST_ROWS = 72  # queries in all batch rows and heads: the reference takes about a millisecond for each
 
 

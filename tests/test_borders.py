@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import row_by_row
 from cases import Case
-from conformance import INSTRUCTION_SETS, built, whole
+from conformance import INSTRUCTION_SETS, OF_HALF, built, whole
 from libraries import LIBRARIES
 
 from clearhead.kernels.compiled import compiled, native
@@ -19,10 +19,8 @@ NUMPY = LIBRARIES[0]
 def compiled_cases() -> list[pytest.ParameterSet]:
     runs = []
     for isa in INSTRUCTION_SETS:
-        # what AMX does otherwise than AVX-512 is bfloat16
-        some = "bfloat16" if isa == "amx" else "float32"
-        runs += [(isa, case) for case in borders.cases(native.sizes(isa, False), [some])]
-        if isa == "amx":
+        runs += [(isa, case) for case in borders.cases(native.sizes(isa, False), OF_HALF.get(isa, ["float32"]))]
+        if isa in OF_HALF:
             continue
         # one source for both precisions, with the same sizes along keys: what is exact takes ten times as long here
         wide = borders.cases(native.sizes(isa, True), ["float64"])

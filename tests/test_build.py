@@ -38,13 +38,14 @@ def test_clang_builds_a_kernel_that_conforms(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 @pytest.mark.skipif("CLEARHEAD_TEST_NATIVE" in os.environ, reason="another build is being tested")
-def test_tiles_by_hand_give_what_amx_must(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isa", ["amx", "avx512_bf16", "neon_bf16"])
+def test_tiles_by_hand_give_what_instructions_must(isa: str, tmp_path: Path) -> None:
     # all but the instructions themselves, on any CPU: how keys, values, queries and weights lie in tiles
     compiler = ["c++", "-std=gnu++17", "-O1", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi"]
-    named = ["-DCLEARHEAD_TILES_BY_HAND", "-DCLEARHEAD_ISA=amx", "-DCLEARHEAD_AMX"]
-    run([*compiler, *named, "-c", str(NATIVE / "kernel.cpp"), "-o", str(tmp_path / "amx.o")])
-    cases = "(compiled and numpy and bfloat16) or (amx and (15 or 17 or 31 or 33 or 48 or 97 or 129 or 511 or 513))"
-    conforms([*compiler, *named, str(tmp_path / "amx.o")], tmp_path, cases)
+    named = ["-DCLEARHEAD_TILES_BY_HAND", f"-DCLEARHEAD_ISA={isa}", f"-DCLEARHEAD_{isa.upper()}"]
+    run([*compiler, *named, "-c", str(NATIVE / "kernel.cpp"), "-o", str(tmp_path / "kernel.o")])
+    cases = f"(compiled and numpy and bfloat16) or ({isa} and (15 or 17 or 31 or 33 or 48 or 97 or 129 or 511 or 513))"
+    conforms([*compiler, *named, str(tmp_path / "kernel.o")], tmp_path, cases)
 
 
 def conforms(build: list[str], folder: Path, cases: str) -> None:

@@ -26,7 +26,7 @@ WIDTHS = {0: "<f4", 1: "<f8", 2: "<u2", 3: "<u2", 4: "|u1"}
 
 def instruction_set() -> str:
     """What the other machine chooses by itself."""
-    return next(name for name in ("neon", "avx2", "portable", "amx") if has(name))
+    return next(name for name in ("neon_bf16", "neon", "avx2", "portable", "amx", "avx512_bf16") if has(name))
 
 
 def listed(isa: str, wide: bool) -> str | None:

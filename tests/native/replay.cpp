@@ -50,11 +50,21 @@ Held take_array() {
 
 const Kernel* chosen(const std::string& name) {
 #if defined(CLEARHEAD_TILES_BY_HAND)
-  return name == "amx" || name.empty() ? amx::kernel() : nullptr;
+  const Kernel* const only = CLEARHEAD_ISA::kernel();
+  return name == only->name || name.empty() ? only : nullptr;
 #else
 #if defined(__aarch64__)
+#if defined(CLEARHEAD_HAS_NEON_FP16)
+  if (name == "neon_fp16" && Cpu::here().fp16) return neon_fp16::kernel();
+#endif
+#if defined(CLEARHEAD_HAS_NEON_BF16)
+  if ((name == "neon_bf16" || name.empty()) && Cpu::here().bf16) return neon_bf16::kernel();
+#endif
   if (name == "neon" || name.empty()) return neon::kernel();
 #else
+#if defined(CLEARHEAD_HAS_AVX512_BF16)
+  if (name == "avx512_bf16" && Cpu::here().avx512_bf16) return avx512_bf16::kernel();
+#endif
   if (name == "avx512" && Cpu::here().avx512) return avx512::kernel();
   if ((name == "avx2" || name.empty()) && Cpu::here().avx2) return avx2::kernel();
 #endif

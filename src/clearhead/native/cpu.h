@@ -1,14 +1,58 @@
-// Which instruction sets of x86-64 the CPU has and the system keeps. Asked of the CPU itself: what compilers offer for it lies
-// in a library of theirs that Windows' linker does not look into.
+// Which instruction sets the CPU has and the system keeps. On x86-64 the CPU itself is asked: what compilers offer for it lies
+// in a library of theirs that Windows' linker does not look into. On ARM only the system may ask, and tells; where it is none of
+// those here, the CPU counts as one that has no more than all of them.
 #pragma once
-#if defined(__x86_64__)
+#if defined(__aarch64__)
+#if defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#include <sys/types.h>
+#endif
+
+namespace clearhead {
+
+struct Cpu {
+  bool fp16 = false;  // FMLAL: products of float16 that are added up in float32
+  bool bf16 = false;  // that, and BFMMLA and BFDOT: no CPU is known to have these alone
+
+  static const Cpu& here() {
+    static const Cpu cpu;
+    return cpu;
+  }
+
+ private:
+#if defined(__linux__)
+  Cpu() {
+    constexpr unsigned long has_fhm = 1ul << 23, has_bf16 = 1ul << 14;  // HWCAP_ASIMDFHM, HWCAP2_BF16: older headers lack them
+    fp16 = getauxval(AT_HWCAP) & has_fhm;
+    bf16 = fp16 && getauxval(AT_HWCAP2) & has_bf16;
+  }
+#elif defined(__APPLE__)
+  static bool has(const char* feature) {
+    int found = 0;
+    size_t size = sizeof found;
+    return sysctlbyname(feature, &found, &size, nullptr, 0) == 0 && found;
+  }
+
+  Cpu() {
+    fp16 = has("hw.optional.arm.FEAT_FHM");
+    bf16 = fp16 && has("hw.optional.arm.FEAT_BF16");
+  }
+#else
+  Cpu() = default;
+#endif
+};
+
+}  // namespace clearhead
+#elif defined(__x86_64__)
 #include <cstdint>
 #include <initializer_list>
 
 namespace clearhead {
 
 struct Cpu {
-  bool avx2 = false, avx512 = false, amx = false;
+  bool avx2 = false, avx512 = false, avx512_bf16 = false, amx = false;
 
   static const Cpu& here() {
     static const Cpu cpu;
@@ -44,7 +88,8 @@ struct Cpu {
     const uint32_t saved = kept();
     avx2 = all(saved, {1, 2}) && all(seventh.b, {5});
     avx512 = avx2 && all(saved, {5, 6, 7}) && all(seventh.b, {16, 17, 30, 31});  // F, DQ, BW, VL
-    amx = avx512 && all(seventh.d, {22, 24});  // for bfloat16, and the tiles; the system is asked for them apart
+    avx512_bf16 = avx512 && seventh.a >= 1 && all(ask(7, 1).a, {5});
+    amx = avx512_bf16 && all(seventh.d, {22, 24});  // for bfloat16, and the tiles; the system is asked for them apart
   }
 };
 

@@ -91,7 +91,7 @@ template <class T> struct DecodeRoom {
   SharedRows<T> keys, values;
 
   explicit DecodeRoom(const Call& call)
-      : verdicts(rows_of(call)), keys(call.k, call.features, rows_of(call)), values(call.v, call.width, rows_of(call)) {
+      : verdicts(rows_of(call)), keys(call.k, call.features, rows_of(call), call.q.type), values(call.v, call.width, rows_of(call)) {
     q.resize(rows_of(call) * keys.columns());
     s.resize(rows_of(call) * rounded(piece_of(call), kPowers * kLanes<T>));
     allowed.resize(call.mask.empty() ? 0 : s.size());

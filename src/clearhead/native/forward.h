@@ -84,13 +84,13 @@ inline void accumulate(const Call& call, const Packed<T>& packed, Workspace<T>& 
 template <class T>
 inline void accumulate_tiles(const Call& call, const Packed<T>& packed, Workspace<T>& work, const uint8_t* allowed, const T* weights,
                              int64_t b, int64_t head, bool odd, int64_t queries, int vecs, int64_t j0, int64_t j1, T* values) {
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (sizeof(T) == 4 && kTiledValues) {
     constexpr int panel = kPanel<T>;
     for (int64_t j = j0; j < j1; j += kTileKeys) {
       const int64_t some = std::min(kTileKeys, j1 - j);
       split_weights(weights + (j - j0) * panel, some, work.weights.data(), work.rest.data());
-      value_tiles(packed.tiles.values(packed.at(j)), packed.tiles.blocks, work.weights.data(), work.rest.data(),
-                  rounded(some, kTileDepth) / kTileDepth, values, vecs);
+      value_tiles(packed.tiles.values(packed.at(j)), packed.tiles.blocks, work.weights.data(), work.rest.data(), some, values,
+                  vecs);
     }
     for (int64_t j = j0; odd && j < j1; ++j) {  // what was left out goes to those who see it, one by one
       if (!packed.odd[j]) continue;
@@ -141,8 +141,8 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
     if (packed.tiles.used) {
       unit.emplace();
       for (int64_t place = 0; place < many; ++place)
-        pack_pairs(call, b, h, queries.first(begin + place), queries.last(begin + place), packed.tiles.depth,
-                   work.pairs.data() + place * panel * packed.tiles.depth * kTileRows);
+        pack_groups(call, b, h, queries.first(begin + place), queries.last(begin + place), packed.tiles.depth,
+                    work.pairs.data() + place * panel * packed.tiles.depth * kTileDepth / 2);
     }
   for (int64_t place = 0; place < many && !packed.tiles.used; ++place)
     pack_rows<T>(call.q, b, h, queries.first(begin + place), queries.length(begin + place), call.features, panel,
@@ -151,7 +151,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
     if constexpr (sizeof(T) == 4)
       if (const TilePacked& tiles = packed.tiles; tiles.used)
         return score_tiles(tiles.keys(packed.at(j0)), rounded(j1 - j0, kTileRows) / kTileRows,
-                           work.pairs.data() + place * panel * tiles.depth * kTileRows, tiles.depth, s, vecs);
+                           work.pairs.data() + place * panel * tiles.depth * kTileDepth / 2, tiles.depth, s, vecs);
     product<T, false>(packed.k.data() + packed.at(j0) * call.features, rounded(j1 - j0, kRows) / kRows,
                       work.q.data() + place * panel * call.features, call.features, call.features * kRows, s, vecs);
   };
@@ -206,7 +206,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
           for (const auto& [j0, j1, at, mixed] : work.scored) {
             const uint8_t* const allowed = mixed && scorer.remember ? scorer.allowed(at) : nullptr;
             const T* const weights = s + at * panel;
-            if (packed.tiles.used)
+            if (packed.tiled_values())
               accumulate_tiles(call, packed, work, allowed, weights, b, h / call.group(), odd, i1 - i0, vecs, j0, j1, values);
             else accumulate(call, packed, work, allowed, weights, i1 - i0, vecs, j0, j1, values);
           }

@@ -7,8 +7,14 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(CLEARHEAD_AMX) && !defined(CLEARHEAD_TILES_BY_HAND)
-#define CLEARHEAD_AVX512  // which it has too
+#if (defined(CLEARHEAD_AMX) || defined(CLEARHEAD_AVX512_BF16)) && !defined(CLEARHEAD_TILES_BY_HAND)
+#define CLEARHEAD_AVX512  // which they have too
+#endif
+#if defined(CLEARHEAD_NEON_BF16) && !defined(CLEARHEAD_TILES_BY_HAND)
+#define CLEARHEAD_NEON_FP16
+#endif
+#if defined(CLEARHEAD_NEON_FP16)
+#define CLEARHEAD_NEON
 #endif
 #if defined(CLEARHEAD_NEON)
 #include <arm_neon.h>
@@ -19,11 +25,11 @@
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-#if defined(CLEARHEAD_AVX512) || defined(CLEARHEAD_AMX)
+#if defined(CLEARHEAD_AVX512) || defined(CLEARHEAD_AMX) || defined(CLEARHEAD_AVX512_BF16)
 constexpr int kBytes = 64, kVecs = 3, kRows = 8, kExpVecs = 8;
 #elif defined(CLEARHEAD_AVX2)
 constexpr int kBytes = 32, kVecs = 2, kRows = 6, kExpVecs = 4;
-#elif defined(CLEARHEAD_NEON)
+#elif defined(CLEARHEAD_NEON) || defined(CLEARHEAD_NEON_BF16)
 constexpr int kBytes = 16, kVecs = 3, kRows = 8, kExpVecs = 8;
 #else
 constexpr int kBytes = 16, kVecs = 2, kRows = 4, kExpVecs = 4;

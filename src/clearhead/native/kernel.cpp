@@ -296,9 +296,12 @@ template <class T> std::vector<Size> sizes_as() {
           {"decoded features", "four", 4 * lanes},
           {"decoded features", "eight", 8 * lanes},
           {"decoded features", "stretch", kStretch * lanes}};
+  if (kDotted<kBFloat16> || kDotted<kFloat16>) found.push_back({"decoded features", "dots", 2 * kStretch * lanes});
   if (kTiled)
     for (const char* axis : {"keys", "features"})
-      for (const int64_t size : {kTileRows, kTileDepth}) found.push_back({axis, size == kTileRows ? "tile_rows" : "tile_depth", size});
+      for (const Size& size : {Size{axis, "tile_rows", kTileRows}, Size{axis, "tile_depth", kTileDepth},
+                               Size{axis, "tile_grain", kTileGrain}})
+        found.push_back(size);
   return found;
 }
 

@@ -21,8 +21,11 @@ struct Kernel {
 
 namespace portable { const Kernel* kernel(); }
 namespace neon { const Kernel* kernel(); }
+namespace neon_fp16 { const Kernel* kernel(); }
+namespace neon_bf16 { const Kernel* kernel(); }
 namespace avx2 { const Kernel* kernel(); }
 namespace avx512 { const Kernel* kernel(); }
+namespace avx512_bf16 { const Kernel* kernel(); }
 namespace amx { const Kernel* kernel(); }
 
 // The kernel of an instruction set, or the best that this machine has where none is named; throws where it has not that one.

@@ -50,6 +50,12 @@ bool has_amx() {
 
 const Kernel* chosen(const std::string& name) {
   std::vector<const Kernel*> able;
+#if defined(CLEARHEAD_HAS_NEON_BF16)
+  if (Cpu::here().bf16) able.push_back(neon_bf16::kernel());
+#endif
+#if defined(CLEARHEAD_HAS_NEON_FP16)
+  if (Cpu::here().fp16) able.push_back(neon_fp16::kernel());
+#endif
 #if defined(CLEARHEAD_HAS_NEON)
   able.push_back(neon::kernel());
 #endif
@@ -57,6 +63,9 @@ const Kernel* chosen(const std::string& name) {
   if (Cpu::here().avx512) {
 #if defined(CLEARHEAD_HAS_AMX)
     if (has_amx()) able.push_back(amx::kernel());
+#endif
+#if defined(CLEARHEAD_HAS_AVX512_BF16)
+    if (Cpu::here().avx512_bf16) able.push_back(avx512_bf16::kernel());
 #endif
     able.push_back(avx512::kernel());
   }

@@ -14,7 +14,7 @@ constexpr int64_t kTile = 512 / kRows * kRows;
 constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
 // keys are packed by blocks of kRows: what starts anywhere else reads other keys than it means
 static_assert(kTile % kRows == 0 && kMaskStep % kRows == 0 && kMaskStep > kRows);
-static_assert(!kTiled || (kTile % kTileDepth == 0 && kMaskStep % kTileDepth == 0));
+static_assert(!kTiled || (kTile % kTileGrain == 0 && kMaskStep % kTileGrain == 0));
 
 // How scores are kept until the exponential. Where a score is only a scaled product it stays unscaled, and the scale is
 // part of the one multiply-add before 2^x; else it is in nats.
@@ -38,10 +38,12 @@ template <class T> struct Packed {
   std::vector<uint8_t> odd_tiles;  // for each tile of keys: one of them does
   std::vector<int64_t> place;  // for each tile of keys: the place of its first; −1 for a tile that nobody sees
   int64_t value_stride = 0;
-  TilePacked tiles;   // instead of k and v, where their products go by tiles
+  TilePacked tiles;   // instead of k, and maybe v, where their products go by tiles
+
+  bool tiled_values() const { return tiles.used && kTiledValues; }
 
   // Keys are read from a multiple of this on.
-  int64_t grain() const { return tiles.used ? kTileDepth : kRows; }
+  int64_t grain() const { return tiles.used ? kTileGrain : kRows; }
 
   // The place of a key; its tile is one that somebody sees.
   int64_t at(int64_t j) const { return place[j / kTile] + j % kTile; }
@@ -59,8 +61,8 @@ template <class T> struct Packed {
     odd.assign(call.keys, 0);
     odd_tiles.assign(place.size(), 0);
     tiles.resize(call, count);
-    if (tiles.used) return;
-    k.resize(rounded(count, kRows) * call.features);
+    if (!tiles.used) k.resize(rounded(count, kRows) * call.features);
+    if (tiled_values()) return;
     value_stride = count * kRows;
     v.resize(rounded(call.width, kRows) / kRows * value_stride);
   }
@@ -72,12 +74,10 @@ template <class T> struct Packed {
       call.stop.check();
       const int64_t some = std::min(kTile, last - j);
       uint8_t* const here = odd.data() + j;
-      if (tiles.used) {
-        tiles.pack(call, b, head, j, some, at(j), here);
-      } else {
-        pack_rows<T>(call.k, b, head, j, some, call.features, kRows, scratch, k.data() + at(j) * call.features, here);
+      if (tiles.used) tiles.pack(call, b, head, j, some, at(j), here);
+      else pack_rows<T>(call.k, b, head, j, some, call.features, kRows, scratch, k.data() + at(j) * call.features, here);
+      if (!tiled_values())
         pack_columns<T>(call.v, b, head, j, some, call.width, value_stride, scratch, v.data() + at(j) * kRows, here);
-      }
       odd_tiles[j / kTile] = std::any_of(odd.begin() + j, odd.begin() + j + some, [](uint8_t x) { return x; });
     }
   }

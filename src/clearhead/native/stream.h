@@ -5,6 +5,7 @@
 // stretch is asked for. One query alone stays in registers while the rows stream by, `vecs` vectors of it, where that is the
 // whole row (`whole`); longer rows have the rest of it in the first cache.
 #pragma once
+#include "dots.h"
 #include "pack.h"
 
 namespace clearhead {
@@ -210,6 +211,12 @@ template <class T> struct Streaming {
     }
   }
 
+  // Products with queries of the same type, where the CPU has an instruction for it; true where it has.
+  bool dot(int type, int64_t columns) {
+    if constexpr (sizeof(T) == 4) return (type == kBFloat16 && dot<kBFloat16>(columns)) || (type == kFloat16 && dot<kFloat16>(columns));
+    return false;
+  }
+
   // Whether rows stream as they lie: columns side by side, in whole vectors.
   static bool takes(const View& view, int64_t columns) {
     const int64_t size = view.type == kOwn<T> ? int64_t(sizeof(T)) : 2;
@@ -233,6 +240,27 @@ template <class T> struct Streaming {
   }
 
  private:
+  template <int type> bool dot(int64_t columns) {
+    using Way = HalfDots<type>;
+    if constexpr (!kDotted<type>) return false;
+    else {
+      if (!Way::takes(columns)) return false;
+      dots_together[0] = Way::template blocks<1, kAlone>;
+      dots_together[1] = Way::template blocks<2, kKeys>;
+      if constexpr (kQueries == 4) {
+        dots_together[2] = Way::template blocks<3, kKeys>;
+        dots_together[3] = Way::template blocks<4, kKeys>;
+      }
+      const int64_t registers = columns / Way::many;
+      dots_alone = registers == 1          ? Way::template alone<1>
+                   : registers == 2        ? Way::template alone<2>
+                   : registers == 4        ? Way::template alone<4>
+                   : registers == 8        ? Way::template alone<8>
+                   : registers == kStretch ? Way::template alone<kStretch>
+                                           : nullptr;
+      return true;
+    }
+  }
   template <int type> void choose(int64_t columns) {
     using Way = Rowwise<T, type>;
     dots_together[0] = Way::template blocks<1, kAlone>;
@@ -263,10 +291,11 @@ template <class T> struct Streaming {
 // as they lie are copied, filled up with zeros to `columns`; so are those of another type that many queries read.
 template <class T> class SharedRows {
  public:
-  SharedRows(const View& view, int64_t columns, int64_t queries)
+  SharedRows(const View& view, int64_t columns, int64_t queries, int query_type = -1)
       : view_(view), real_(columns), columns_(std::max<int64_t>(rounded(columns, kLanes<T>), kLanes<T>)), one_(queries == 1),
         copied_(!Streaming<T>::takes(view, columns) || (queries > read_again(view.type) && view.type != kOwn<T>)),
         stream_(copied_ ? kOwn<T> : view.type, columns_) {
+    if (query_type == view.type && Streaming<T>::takes(view, columns) && stream_.dot(view.type, columns_)) copied_ = false;
     if (copied_) rows_.resize(kShared * columns_), std::fill_n(rows_.data(), kShared * columns_, T(0));
   }
 
