@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import budget
@@ -20,6 +21,7 @@ from clearhead.core.problem import pose
 from clearhead.kernels.gpu import borrowed
 from clearhead.kernels.hopper import hopper
 from clearhead.kernels.triton import triton
+from clearhead.kernels.xla import lending, primitives
 
 pytestmark = MARKS
 
@@ -68,12 +70,143 @@ def test_nothing_is_copied() -> None:
     assert borrowed.back(half).dtype == jnp.bfloat16
 
 
+IN_PROGRAMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal, lengths": {"mask": ch.causal() & ch.lengths([5, 17]), "softcap": 4.0},
+    "documents": {"mask": ch.documents(np.arange(17) // 5), "scale": 0.3},
+    "array": {"mask": np.tri(17, dtype=bool)},
+    "no length": {"mask": ch.lengths([0, 17])},
+    "alibi": {"bias": ch.alibi(4), "mask": ch.causal()},
+}
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["32 bits", "64 bits"])
+@pytest.mark.parametrize("name", IN_PROGRAMS)
+def test_programs_lend_their_arrays(name: str, wide: bool) -> None:
+    options = IN_PROGRAMS[name]
+    with (jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64)(wide):
+
+        @jax.jit
+        def both(q: Any, k: Any, v: Any) -> Any:
+            seen = ch.observe(q, k, v, **options, top=3, received=True, map=(3, 4), queries=[-1], kernel="triton")
+            output, pull = jax.vjp(lambda *a: ch.attention(*a, **options, kernel="triton"), q, k, v)
+            return seen, output, pull(DOUT)
+
+        seen, output, learnt = both(Q, K, V)
+    assert seen.kernel == "triton"
+    assert seen.top.indices.dtype == (jnp.int64 if wide else jnp.int32)
+    expected = ch.observe(
+        *map(np.asarray, (Q, K, V)), **options, top=3, received=True, map=(3, 4), queries=[-1], kernel="dense"
+    )  # fmt: skip
+    np.testing.assert_array_equal(seen.top.indices, expected.top.indices)
+    allowed = budget.given(Q, K, V, DOUT, **options)
+    found = {what: getattr(seen, what) for what in ("output", "lse", "max_score", "entropy", "received")}
+    budget.hold(found | dict(zip(("dq", "dk", "dv"), learnt, strict=True)), allowed, 17)
+    budget.hold({"output": output}, allowed, 17)
+    rows = budget.Expected(
+        *(part[..., -1:, :] for part in allowed["weights"][:2]), *allowed["weights"][2:]
+    )  # fmt: skip
+    budget.check(seen.queries.weights, rows, 17, "queries")
+
+
+def test_half_precisions_are_learnt_from_what_was_not_rounded() -> None:
+    q, k, v, dout = (a.astype(jnp.bfloat16) for a in (Q, K, V, DOUT))
+    learnt = jax.grad(lambda *a: (ch.attention(*a, kernel="triton") * dout).sum(), argnums=(0, 1, 2))(q, k, v)
+    assert {str(gradient.dtype) for gradient in learnt} == {"bfloat16"}
+    budget.hold(dict(zip(("dq", "dk", "dv"), learnt, strict=True)), budget.given(q, k, v, dout), 17)
+
+
+def test_programs_map_scan_and_differentiate_again() -> None:
+    options: dict[str, Any] = {"mask": ch.lengths([5, 17])}
+
+    def by(kernel: str) -> Any:
+        return lambda q: ch.attention(q, K, V, **options, kernel=kernel)
+
+    many = jnp.stack([Q, 2 * Q])
+    one_by_one = [by("triton")(q) for q in many]
+    for mapped in (jax.vmap(by("triton"))(many), jax.lax.map(by("triton"), many)):
+        for got, expected in zip(mapped, one_by_one, strict=True):
+            np.testing.assert_array_equal(got, expected)
+    slopes = jax.vmap(jax.grad(lambda q: (by("triton")(q) * DOUT).sum()))(many)
+    for q, slope in zip(many, slopes, strict=True):
+        budget.hold({"dq": slope}, budget.given(q, K, V, DOUT, **options), 17)
+    # forwards, and of the gradients, through plain steps
+    for derivative in (
+        lambda f: jax.jvp(f, (Q,), (DOUT,))[1],
+        lambda f: jax.grad(lambda q: (jax.grad(lambda p: (f(p) * DOUT).sum())(q) ** 2).sum())(Q),
+    ):
+        mine, plain = derivative(by("triton")), derivative(by("dense"))
+        room = 2 * 17 * float(jnp.finfo(jnp.float32).eps) * float(jnp.abs(plain).max())
+        assert float(jnp.abs(mine - plain).max()) <= room
+
+
+def test_a_program_is_compiled_once_for_equal_options() -> None:
+    counted = []
+
+    @partial(jax.jit, static_argnames="mask")
+    def call(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        counted.append(1)
+        return ch.attention(q, k, v, mask=mask, kernel="triton")
+
+    for factor in (1.0, 2.0):
+        call(factor * Q, K, V, ch.window(3) & ch.lengths([5, 17]))
+    assert len(counted) == 1
+    slope = jax.grad(lambda q: ch.attention(q, K, V, mask=ch.documents(np.arange(17) // 5), kernel="triton").sum())
+    slope(Q)
+    before = len(lending._numbers), len(primitives._programs)
+    slope(2 * Q)
+    assert before == (len(lending._numbers), len(primitives._programs))
+
+
+def test_a_program_of_another_process_is_not_run() -> None:
+    program = jax.jit(lambda q: ch.attention(q, K, V, kernel="triton"))
+    program(Q)
+    kept = dict(lending._handed)
+    lending._handed.clear()
+    try:
+        with pytest.raises(Exception, match="was compiled by another process"):
+            jax.block_until_ready(program(2 * Q))
+    finally:
+        lending._handed.update(kept)
+
+
+def test_what_goes_wrong_in_a_kernel_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(problem: Any) -> Any:
+        raise ValueError("nothing left")
+
+    program = jax.jit(lambda q: ch.attention(q, K, V, kernel="triton"))
+    lowered = program.lower(Q).compile()
+    monkeypatch.setattr(type(triton), "run", lambda self, problem: fails(problem))
+    with pytest.raises(Exception, match="nothing left"):
+        jax.block_until_ready(lowered(Q))
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a traced mask": (lambda x: {"mask": ch.lengths(x.astype(int))}, "under jit it takes no traced mask"),
+    "a traced scale": (lambda x: {"scale": x[0]}, "under jit it takes no traced scale"),
+    "sinks": (lambda x: {"sinks": jnp.ones(4)}, "under jit it is for problems without sinks"),
+    "a bias": (lambda x: {"bias": jnp.ones((17, 17))}, "under jit it has no bias but ALiBi"),
+    "dropout": (lambda x: {"dropout": (0.1, 3)}, "under jit it is for problems without dropout"),
+}
+
+
 @pytest.mark.parametrize("kernel", [triton, hopper], ids=lambda kernel: kernel.name)
-def test_what_is_traced_is_refused_in_words(kernel: Any) -> None:
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_known_when_a_program_is_compiled_is_refused_in_words(name: str, kernel: Any) -> None:
+    options, reason = REFUSED[name]
     said = []
-    jax.jit(lambda q: said.append(kernel.rejects(pose(q, K, V))))(Q)
-    jax.grad(lambda q: said.append(kernel.rejects(pose(q, K, V))) or q.sum())(Q)
-    assert set(said) == {"it is not called from programs that JAX compiles or differentiates; `tiled` is"}
+    jax.jit(lambda q, x: said.append(kernel.rejects(pose(q, K, V, **options(x)))))(Q, jnp.ones(2))
+    assert said == [reason]
+
+
+def test_a_gpu_gets_a_call_and_no_matrix_of_all_pairs() -> None:
+    call = partial(ch.observe, k=K, v=V, mask=ch.documents(np.arange(17) // 5), top=3, kernel="triton")
+    try:
+        program = jax.jit(lambda q: call(q).output).trace(Q).lower(lowering_platforms=("cuda",)).as_text()
+    except NotImplementedError as error:  # XLA for the CPU alone, which takes no functions for a GPU
+        pytest.skip(str(error))
+    assert "clearhead_lent" in program
+    assert "17x17x" not in program
 
 
 def test_pytorch_is_not_imported_for_it() -> None:

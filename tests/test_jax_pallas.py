@@ -18,6 +18,7 @@ from clearhead.core.observations import want
 from clearhead.core.problem import Problem, pose
 from clearhead.kernels import choose, compiled, cudnn
 from clearhead.kernels import triton as door
+from clearhead.kernels.gpu import borrowed
 from clearhead.kernels.triton import in_xla, triton
 
 try:
@@ -200,6 +201,7 @@ def test_what_a_gpu_gets(features: int) -> None:
 def test_on_a_gpu_it_is_chosen_under_jit(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (choose, compiled, cudnn, door, in_xla):
         monkeypatch.setattr(place, "jax_platform", lambda array: "gpu")
+    monkeypatch.setattr(borrowed, "refused", lambda problem, rejects: "there is no PyTorch")
     monkeypatch.setattr(in_xla, "unable", lambda *kind: None)
     q, k, v, _ = arrays(40, 40)
     said: dict[str, Any] = {}
@@ -216,6 +218,5 @@ def test_on_a_gpu_it_is_chosen_under_jit(monkeypatch: pytest.MonkeyPatch) -> Non
         "chosen": "triton",
         "how": "through Pallas, which XLA compiles",
         "top": "dense",
-        "why": "it is not called from programs that JAX compiles or differentiates; `tiled` is; "
-        "under jit it observes received, not top",
+        "why": "there is no PyTorch; under jit it observes received, not top",
     }

@@ -201,6 +201,25 @@ void run_described(Array<int64_t> numbers, double scale, double softcap, const s
   described.finish();
 }
 
+// Who in Python lends arrays of XLA's programs to other kernels; kept for good, since programs may outlive whatever holds it.
+PyObject* lends = nullptr;
+
+void lend(int64_t number, void* stream, const std::vector<Given>& given, const std::vector<Given>& results) {
+  if (ending) throw std::runtime_error("the interpreter is ending");
+  const nb::gil_scoped_acquire held;
+  const auto places = [](const std::vector<Given>& arrays) {
+    std::vector<Place> found;
+    for (const Given& one : arrays) found.emplace_back(reinterpret_cast<uintptr_t>(one.data), one.type, one.dims);
+    return found;
+  };
+  try {
+    const nb::handle call{lends};
+    call(number, reinterpret_cast<uintptr_t>(stream), places(given), places(results));
+  } catch (nb::python_error& raised) {
+    throw std::runtime_error(raised.what());  // while the lock is held, with which it is let go
+  }
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -289,6 +308,12 @@ NB_MODULE(_native, m) {
   m.def("xla_handler", [](int minor) {
     xla::tell_minor(minor);
     return nb::capsule(reinterpret_cast<void*>(xla::attend));
+  });
+  m.def("xla_lender", [](int minor, nb::object called) {
+    xla::tell_minor(minor);
+    lends = called.release().ptr();
+    xla::tell_lender(lend);
+    return nb::capsule(reinterpret_cast<void*>(xla::lend));
   });
   m.def("sizes", sizes);
   m.def("observes", [] { return chosen("")->observes(); });

@@ -29,6 +29,9 @@ SAME(ErrorArguments, message, XLA_FFI_Error_Create_Args, message);
 SAME(ErrorArguments, code, XLA_FFI_Error_Create_Args, errc);
 SAME(Api, version, XLA_FFI_Api, api_version);
 SAME(Api, error_create, XLA_FFI_Api, XLA_FFI_Error_Create);
+SAME(Api, stream_get, XLA_FFI_Api, XLA_FFI_Stream_Get);
+SAME(StreamArguments, context, XLA_FFI_Stream_Get_Args, ctx);
+SAME(StreamArguments, stream, XLA_FFI_Stream_Get_Args, stream);
 SAME(Buffer, dtype, XLA_FFI_Buffer, dtype);
 SAME(Buffer, data, XLA_FFI_Buffer, data);
 SAME(Buffer, rank, XLA_FFI_Buffer, rank);
@@ -46,6 +49,7 @@ SAME(Attributes, types, XLA_FFI_Attrs, types);
 SAME(Attributes, names, XLA_FFI_Attrs, names);
 SAME(Attributes, values, XLA_FFI_Attrs, attrs);
 SAME(CallFrame, api, XLA_FFI_CallFrame, api);
+SAME(CallFrame, context, XLA_FFI_CallFrame, ctx);
 SAME(CallFrame, stage, XLA_FFI_CallFrame, stage);
 SAME(CallFrame, arguments, XLA_FFI_CallFrame, args);
 SAME(CallFrame, results, XLA_FFI_CallFrame, rets);
@@ -128,11 +132,24 @@ void tell(MetadataExtension* asked) {
   asked->metadata->traits = 0;
 }
 
-}  // namespace
+std::atomic<Lender> lender{nullptr};
 
-void tell_minor(int version) { minor = version; }
+int64_t whole(const Attributes& all, const std::string& name) {
+  const Scalar* const one = static_cast<const Scalar*>(attribute(all, name, kIsScalar));
+  if (one->dtype != kS64) throw std::invalid_argument("the attribute " + name + " is no int64");
+  return *static_cast<const int64_t*>(one->value);
+}
 
-Error* attend(CallFrame* frame) {
+void hand_on(const CallFrame& frame) {
+  StreamArguments asked{sizeof(StreamArguments), nullptr, frame.context, nullptr};
+  // whatever XLA says of a stream that is not to be had is a leak of a few bytes in a call that fails
+  if (whole(frame.attributes, "on_stream") && frame.api->stream_get(&asked))
+    throw std::runtime_error("XLA does not say which stream it runs on");
+  lender.load()(whole(frame.attributes, "number"), asked.stream, given(frame.arguments), given(frame.results));
+}
+
+// What every handler answers to XLA, around what it does.
+Error* handled(CallFrame* frame, void (*act)(const CallFrame&)) {
   if (frame->extensions && frame->extensions->type == kMetadataAsked) {
     tell(reinterpret_cast<MetadataExtension*>(frame->extensions));
     return nullptr;
@@ -140,7 +157,7 @@ Error* attend(CallFrame* frame) {
   if (frame->stage != kExecute) return nullptr;
   if (frame->struct_size < sizeof(CallFrame)) return error(frame->api, kInvalid, "XLA's call frame is older than attention knows");
   try {
-    run(*frame);
+    act(*frame);
   } catch (const std::invalid_argument& wrong) {
     return error(frame->api, kInvalid, wrong.what());
   } catch (const std::exception& failed) {
@@ -148,5 +165,15 @@ Error* attend(CallFrame* frame) {
   }
   return nullptr;
 }
+
+}  // namespace
+
+void tell_minor(int version) { minor = version; }
+
+void tell_lender(Lender one) { lender = one; }
+
+Error* attend(CallFrame* frame) { return handled(frame, run); }
+
+Error* lend(CallFrame* frame) { return handled(frame, hand_on); }
 
 }  // namespace clearhead::xla

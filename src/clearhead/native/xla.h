@@ -6,6 +6,9 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <vector>
+
+#include "described.h"
 
 namespace clearhead::xla {
 
@@ -43,12 +46,21 @@ struct ErrorArguments {
 
 struct Error;
 
+struct StreamArguments {
+  size_t struct_size;
+  Extension* extensions;
+  void* context;
+  void* stream;  // what is asked for
+};
+
 struct Api {
   size_t struct_size;
   Extension* extensions;
   Version version;
   const void* internal;
   Error* (*error_create)(ErrorArguments*);
+  const void *error_message, *error_destroy, *handler_register;
+  Error* (*stream_get)(StreamArguments*);
 };
 
 struct Buffer {
@@ -109,5 +121,11 @@ void tell_minor(int version);
 
 // Attention, forward or backward, as a handler that JAX is told of.
 Error* attend(CallFrame* frame);
+
+// A handler that hands the call on, to whoever lends the arrays to kernels elsewhere: the number that the program was given
+// for it, the stream that it runs on (null on a CPU), what is read and what is written. It throws what is to be said.
+using Lender = void (*)(int64_t number, void* stream, const std::vector<Given>& given, const std::vector<Given>& results);
+void tell_lender(Lender lender);
+Error* lend(CallFrame* frame);
 
 }  // namespace clearhead::xla

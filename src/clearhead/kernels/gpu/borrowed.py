@@ -1,4 +1,4 @@
-"""JAX arrays that are there, lent to the GPU kernels as PyTorch's tensors; results are handed back without a copy."""
+"""JAX arrays lent to the GPU kernels as PyTorch's tensors: those that are there; programs do it in `in_programs.py`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,35 @@ from clearhead.core.formula import Gradients
 from clearhead.core.observations import Observed, changed
 from clearhead.core.positions import Added, Relative
 from clearhead.core.problem import Problem
-from clearhead.kernels.contract import Ran
+from clearhead.kernels.contract import Kernel, Ran
+
+# the kernels that arrays are lent to, which each joins when it is imported
+LENT_TO: list[Kernel] = []
+
+
+def refused(problem: Problem, rejects: Callable[[Problem], str | None]) -> str | None:
+    """Why a problem of JAX arrays, there or traced, is not lent to a kernel that `rejects` some of tensors."""
+    if "torch" not in sys.modules:
+        return "it takes JAX arrays by way of PyTorch, which is not imported: `import torch` first"
+    if traced(problem):
+        reason: str | None = _programs().refused(problem, rejects)
+        return reason
+    return not_lent(problem) or rejects(lent(problem))
+
+
+def traced(problem: Problem) -> bool:
+    """True in a program that JAX is compiling, or where it differentiates."""
+    return any(map(is_traced, (problem.q, problem.k, problem.v, problem.scale, problem.sinks)))
+
+
+def _programs() -> Any:
+    from clearhead.kernels.gpu import in_programs  # needs JAX, which is here now
+
+    return in_programs
 
 
 def not_lent(problem: Problem) -> str | None:
-    """Why arrays of JAX cannot be lent; None where they can."""
-    if "torch" not in sys.modules:
-        return "it takes JAX arrays by way of PyTorch, which is not imported: `import torch` first"
-    if any(map(is_traced, (problem.q, problem.k, problem.v, problem.scale, problem.sinks))):
-        return "it is not called from programs that JAX compiles or differentiates; `tiled` is"
+    """Why arrays of JAX that are there cannot be lent; None where they can."""
     if any(len(array.devices()) != 1 for array in (problem.q, problem.k, problem.v)):
         return "it takes JAX arrays that lie on one device"
     if isinstance(problem.bias, Relative) and is_traced(problem.bias.table):
@@ -63,9 +83,12 @@ def back(array: Any) -> Any:
     return jax.dlpack.from_dlpack(array.detach().contiguous())
 
 
-def run(problem: Problem, kernel: Callable[[Problem], Ran]) -> Ran:
+def run(problem: Problem, kernel: Kernel) -> Ran:
     """A kernel's run, on lent arrays."""
-    observed, peak, total, unrounded = kernel(lent(problem))
+    if traced(problem):
+        ran: Ran = _programs().run(problem, kernel, LENT_TO)
+        return ran
+    observed, peak, total, unrounded = kernel.run(lent(problem))
     own = dict(vars(observed))
     for name, value in own.items():
         if value is not None and name != "kernel":
@@ -73,7 +96,10 @@ def run(problem: Problem, kernel: Callable[[Problem], Ran]) -> Ran:
     return Ran(made(Observed, **own), back(peak), back(total), back(unrounded))
 
 
-def gradients(problem: Problem, kernel: Callable[..., Gradients], *given: Array | None) -> Gradients:
+def gradients(problem: Problem, kernel: Kernel, *given: Any) -> Gradients:
     """A kernel's gradients, on lent arrays."""
-    found = kernel(lent(problem), *(tensor(array) if is_array(array) else array for array in given))
+    if traced(problem) or any(map(is_traced, given)):
+        learnt: Gradients = _programs().gradients(problem, kernel, LENT_TO, *given)
+        return learnt
+    found = kernel.gradients(lent(problem), *(tensor(array) if is_array(array) else array for array in given))
     return Gradients(back(found.dq), back(found.dk), back(found.dv), None, back(found.dsinks))

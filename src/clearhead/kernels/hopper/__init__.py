@@ -9,7 +9,6 @@ from clearhead.core.formula import Gradients
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.gpu import borrowed
-from clearhead.kernels.gpu.borrowed import lent, not_lent
 from clearhead.kernels.hopper.accepts import refusal, refusal_of_gradients, unable
 
 
@@ -21,13 +20,13 @@ class Hopper:
     def rejects(self, problem: Problem) -> str | None:
         """Why it cannot take a problem."""
         if problem.library.name == "jax":
-            return not_lent(problem) or self.rejects(lent(problem))
+            return borrowed.refused(problem, self.rejects)
         return self.elsewhere(problem) or refusal(problem)
 
     def rejects_gradients(self, problem: Problem) -> str | None:
         """Why it cannot give the gradients of a problem."""
         if problem.library.name == "jax":
-            return not_lent(problem) or self.rejects_gradients(lent(problem))
+            return borrowed.refused(problem, self.rejects_gradients)
         return self.elsewhere(problem) or refusal_of_gradients(problem)
 
     @staticmethod
@@ -40,7 +39,7 @@ class Hopper:
     def run(self, problem: Problem) -> Ran:
         """Output and log-sum-exp, and what is wanted in a second look at the scores."""
         if problem.library.name == "jax":
-            return borrowed.run(problem, self.run)
+            return borrowed.run(problem, self)
         return _launch().run(problem)
 
     def gradients(
@@ -48,7 +47,7 @@ class Hopper:
     ) -> Gradients:
         """dq, dk and dv in one pass over all pairs; the order in which dq is added up is not fixed."""
         if problem.library.name == "jax":
-            return borrowed.gradients(problem, self.gradients, dout, output, peak, total, dlse)
+            return borrowed.gradients(problem, self, dout, output, peak, total, dlse)
         return _launch().gradients(problem, dout, output, peak, total, dlse)
 
 
@@ -64,3 +63,4 @@ if TYPE_CHECKING:
     _: Kernel = Hopper()
 
 hopper = Hopper()
+borrowed.LENT_TO.append(hopper)

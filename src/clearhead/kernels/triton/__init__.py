@@ -10,7 +10,6 @@ from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.gpu import borrowed
 from clearhead.kernels.gpu.available import beyond, unable
-from clearhead.kernels.gpu.borrowed import lent, not_lent
 
 WIDEST = 256
 TYPES = ("float16", "bfloat16", "float32")
@@ -46,18 +45,20 @@ class Triton:
 
     def rejects_lent(self, problem: Problem) -> str | None:
         """Why arrays of JAX are not lent to it."""
-        return not_lent(problem) or self.rejects(lent(problem))
+        return borrowed.refused(problem, self.rejects)
 
     def how(self, problem: Problem) -> str | None:
         """How it is reached from JAX."""
         if problem.library.name != "jax":
             return None
-        return "through PyTorch" if self.rejects_lent(problem) is None else "through Pallas, which XLA compiles"
+        if self.rejects_lent(problem) is not None:
+            return "through Pallas, which XLA compiles"
+        return "through PyTorch, which XLA's programs call" if borrowed.traced(problem) else "through PyTorch"
 
     def run(self, problem: Problem) -> Ran:
         """Output and log-sum-exp, and what is wanted in a second look at the scores."""
         if problem.library.name == "jax":
-            return borrowed.run(problem, self.run) if self.rejects_lent(problem) is None else _in_xla().run(problem)
+            return borrowed.run(problem, self) if self.rejects_lent(problem) is None else _in_xla().run(problem)
         return _launch().run(problem)
 
     def gradients(
@@ -65,7 +66,7 @@ class Triton:
     ) -> Gradients:
         """dq, dk and dv, the weights recomputed by tile."""
         if problem.library.name == "jax":
-            return borrowed.gradients(problem, self.gradients, dout, output, peak, total, dlse)
+            return borrowed.gradients(problem, self, dout, output, peak, total, dlse)
         return _launch().gradients(problem, dout, output, peak, total, dlse)
 
 
@@ -95,3 +96,4 @@ if TYPE_CHECKING:
     _: Kernel = Triton()
 
 triton = Triton()
+borrowed.LENT_TO.append(triton)

@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 
 from clearhead.core.arrays import Array
 from clearhead.kernels.threads import allow
-from clearhead.kernels.xla import direct, meaning
+from clearhead.kernels.xla import direct, lending, meaning
 from clearhead.kernels.xla.interface import lowered
 from clearhead.kernels.xla.spec import Room, Spec
 
@@ -121,7 +121,7 @@ MOST = 512
 def at_once(primitive: Any, operands: Any, rooms: list[Room], *, back: bool, **parameters: Any) -> list[Array]:
     """The results for arrays that are there."""
     key = (primitive, tuple(parameters.items()), tuple((a.shape, a.dtype) for a in operands))
-    if key in _programs or not direct.lie_here(operands):
+    if key in _programs or parameters["spec"].lent is not None or not direct.lie_here(operands):
         program = _programs.get(key)
         if program is None:
             program = _programs[key] = jax.jit(partial(primitive.bind, **parameters))
@@ -148,24 +148,37 @@ def _(*operands: Array, spec: Spec, with_lse: bool, precise: bool) -> list[Array
 tangent_p.def_impl(jax.jit(meaning.tangent, static_argnames=("spec", "given")))
 
 
-def forward_lowering(ctx: Any, *operands: Any, spec: Spec) -> Any:
-    """The forward pass for a CPU."""
-    return lowered(ctx, operands, spec, back=False, with_lse=False)
+def forward_lowering(ctx: Any, *operands: Any, spec: Spec, platform: str) -> Any:
+    """The forward pass: by who lends the arrays, by the compiled kernel on a CPU, or else in plain steps."""
+    if spec.lent is not None:
+        return lending.lowered(ctx, operands, spec, back=False, with_lse=False, platform=platform)
+    if platform == "cpu":
+        return lowered(ctx, operands, spec, back=False, with_lse=False)
+    return in_steps[forward_p](ctx, *operands, spec=spec)
 
 
-def backward_lowering(ctx: Any, *operands: Any, spec: Spec, with_lse: bool, precise: bool) -> Any:
-    """The backward pass for a CPU."""
-    return lowered(ctx, operands, spec, back=True, with_lse=with_lse)
+def backward_lowering(
+    ctx: Any, *operands: Any, spec: Spec, with_lse: bool, precise: bool, platform: str
+) -> Any:  # fmt: skip
+    """The backward pass, in the same way."""
+    if spec.lent is not None:
+        return lending.lowered(ctx, operands, spec, back=True, with_lse=with_lse, platform=platform)
+    if platform == "cpu":
+        return lowered(ctx, operands, spec, back=True, with_lse=with_lse)
+    return in_steps[backward_p](ctx, *operands, spec=spec, with_lse=with_lse, precise=precise)
 
 
-mlir.register_lowering(forward_p, forward_lowering, platform="cpu")
-mlir.register_lowering(backward_p, backward_lowering, platform="cpu")
+in_steps: dict[Any, Any] = {}
 for primitive, plainly in (
     (forward_p, meaning.forward),
     (tangent_p, meaning.tangent),
     (backward_p, meaning.backward),
 ):
-    mlir.register_lowering(primitive, mlir.lower_fun(plainly, multiple_results=True))
+    in_steps[primitive] = mlir.lower_fun(plainly, multiple_results=True)
+    mlir.register_lowering(primitive, in_steps[primitive])
+for platform in ("cpu", "cuda"):
+    mlir.register_lowering(forward_p, partial(forward_lowering, platform=platform), platform=platform)
+    mlir.register_lowering(backward_p, partial(backward_lowering, platform=platform), platform=platform)
 
 
 def mapped(primitive: Any, roles: Any, operands: Any, axes: Any, **parameters: Any) -> tuple[list[Array], list[int]]:

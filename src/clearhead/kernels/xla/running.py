@@ -1,6 +1,8 @@
-"""A problem of JAX arrays run by the compiled kernel: described, given to JAX's operation, and read back."""
+"""A problem of JAX arrays run by the compiled kernel or another: described, given to JAX's operation, and read back."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import jax
 
@@ -11,14 +13,16 @@ from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.prepared import remember_program
 from clearhead.kernels.xla.describing import described
+from clearhead.kernels.xla.lending import Lender
 from clearhead.kernels.xla.primitives import bind, forward_p
 from clearhead.kernels.xla.primitives import gradients as gradients_of
 from clearhead.kernels.xla.spec import Spec
 
 
-def run(problem: Problem) -> Ran:
-    """Output and log-sum-exp, and what is wanted."""
+def run(problem: Problem, *, kernel: str = "compiled", lent: Lender | None = None) -> Ran:
+    """Output and log-sum-exp, and what is wanted; by another kernel where its arrays are lent to it."""
     spec, operands = described(problem)
+    spec = spec if lent is None else replace(spec, lent=lent)
     output, lse, peak, total, *rest = bind(forward_p, operands, spec=spec)
     found = {"max_score": None, "entropy": None}
     if problem.want is not None:
@@ -26,8 +30,9 @@ def run(problem: Problem) -> Ran:
         found |= asked(spec, rest)
     unrounded = output if problem.keeps_unrounded else None
     output = output.astype(problem.q.dtype)
-    remember(problem, spec)
-    return Ran(Observed(output=output, lse=lse, kernel="compiled", **found), peak, total, unrounded)
+    if lent is None:
+        remember(problem, spec)
+    return Ran(Observed(output=output, lse=lse, kernel=kernel, **found), peak, total, unrounded)
 
 
 def asked(spec: Spec, results: list[Array]) -> dict[str, Array]:
@@ -41,9 +46,13 @@ def asked(spec: Spec, results: list[Array]) -> dict[str, Array]:
     return found
 
 
-def gradients(problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None) -> Gradients:
+def gradients(
+    problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None,
+    *, lent: Lender | None = None,
+) -> Gradients:  # fmt: skip
     """dq, dk and dv shaped as q, k and v, and those of sinks."""
     spec, operands = described(problem)
+    spec = spec if lent is None else replace(spec, lent=lent)
     more = [] if dlse is None else [dlse]
     learn = [0, 1, 2] if spec.place_of_sinks is None else [0, 1, 2, spec.place_of_sinks]
     shapes = {n: tuple(operands[n].shape) for n in learn}

@@ -64,6 +64,7 @@ class Spec:
     wide_positions: bool  # JAX has 64 bits
     unrounded: bool
     weighted: str | None = None  # the observation in which queries count as much as an operand says, the last of them
+    lent: Any = None  # who runs it instead of the compiled kernel (`lending.py`), if somebody does
 
     @property
     def batch(self) -> tuple[int, ...]:
