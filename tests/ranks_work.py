@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -56,6 +57,20 @@ def faults(rank: int, world: int) -> None:
         call(mask=ch.documents([0, 1]))
     with pytest.raises(ch.ArgumentError, match="way: is 'fastest'"):
         call(way="fastest")
+    with pytest.raises(ch.ArgumentError, match="timeout: is -1, expected a number of seconds above 0"):
+        chd.attention(*parts, timeout=-1)
+    asked = torch.arange(1200) % 37  # more than what is shown of an array
+    asked[600] = rank == 1
+    with pytest.raises(DistributedError, match="observations: is not the same on every rank: rank 1 has"):
+        chd.observe(*parts, mesh=dist.new_group(), timeout=20, queries=asked)
+    # what differs in size would end a process, if it were sent
+    with pytest.raises(DistributedError, match="dtype: is not the same on every rank: rank 1 has"):
+        chd.gather(parts[0].double() if odd else parts[0], placement, dist.new_group(), timeout=20)
+    with pytest.raises(wrong, match="tensor: has 3 positions" if odd else "rank 1 refused its arguments"):
+        chd.gather(parts[0][..., :3, :] if odd else parts[0], placement, dist.new_group(), timeout=20)
+    group = dist.new_group()
+    with pytest.raises(DistributedError, match="call: is not the same on every rank: rank 1 has"):
+        chd.gather(parts[0], placement, group, timeout=20) if odd else chd.attention(*parts, mesh=group, timeout=20)
     whole = chd.gather(call(mask=ch.causal()), placement)
     within(
         whole,
@@ -63,6 +78,29 @@ def faults(rank: int, world: int) -> None:
         ch.attention(q, k, v, mask=ch.causal()),
         37,
     )
+
+
+class Nearby(ch.Mask):
+    """A mask that a program defines for itself, by a function that lies elsewhere in every process."""
+
+    def __init__(self, far: int) -> None:
+        self.sees = lambda i, j: abs(i - j) <= far
+
+    def tile(self, rows: range, columns: range, grid: Any) -> Any:
+        i, j = (np.arange(some.start, some.stop) for some in (rows, columns))
+        return self.sees(i[:, None], j)
+
+
+def own_masks(rank: int, world: int) -> None:
+    """Masks of a program's own, too, are the same on every rank, or said not to be."""
+    q, k, v = numbers(*[SIZES] * 3)
+    placement = chd.Placement.zigzag(SIZES[-2], world)
+    parts = [chd.shard(a, placement, rank) for a in (q, k, v)]
+    given: dict[str, Any] = {"placement": placement, "timeout": 20}
+    found = chd.gather(chd.attention(*parts, mask=Nearby(5), **given), placement)
+    torch.testing.assert_close(found, ch.attention(q, k, v, mask=Nearby(5)))
+    with pytest.raises(DistributedError, match="mask: is not the same on every rank: rank 1 has another"):
+        chd.attention(*parts, mask=Nearby(4 if rank == 1 else 5), **given, mesh=dist.new_group())
 
 
 def never_arrives(rank: int, world: int) -> None:
@@ -123,6 +161,22 @@ def decoding(rank: int, world: int) -> None:
     torch.testing.assert_close(learned[0].grad, plain[0].grad)
     for mine, all_of_it in zip(learned[1:], plain[1:], strict=True):
         torch.testing.assert_close(mine.grad, chd.shard(all_of_it.grad, keys, rank))
+
+
+def lone_keys(rank: int, world: int) -> None:
+    """Ranks without queries, without keys, and with one: what is sent of one column lies apart in memory."""
+    q, k, v = numbers((2, 4, 23, 8), (2, 1, 31, 8), (2, 1, 31, 8))
+    queries = chd.Placement.of_lengths([11, 0, 12, *[0] * (world - 3)])
+    keys = chd.Placement.of_lengths([0, 1, *[0] * (world - 3), 30])
+    own = chd.shard(q, queries, rank), chd.shard(k, keys, rank), chd.shard(v, keys, rank)
+    options: dict[str, Any] = {"mask": ch.window(9, 9) | ch.global_tokens([0]), "softcap": 3.0}
+    whole = ch.observe(q, k, v, **options, received=True, weights=True)
+    for way in ("ring", "gather", "heads"):
+        where: dict[str, Any] = {"placement": queries, "key_placement": keys, "way": way, "timeout": 20}
+        seen = chd.observe(*own, **where, **options, received=True, weights=True)
+        torch.testing.assert_close(seen.output, chd.shard(whole.output, queries, rank))
+        torch.testing.assert_close(seen.weights, chd.shard(whole.weights, queries, rank))
+        torch.testing.assert_close(seen.received, chd.shard(whole.received, keys, rank, axis=-1))
 
 
 def everyone(tensor: torch.Tensor, world: int) -> list[torch.Tensor]:

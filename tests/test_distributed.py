@@ -137,6 +137,8 @@ def everything(rank: int, world: int) -> None:
     ranks_work.models(rank, world)
     ranks_work.split_caches(rank, world)
     ranks_work.sharded(rank, world)
+    ranks_work.lone_keys(rank, world)
+    ranks_work.own_masks(rank, world)
     ranks_work.faults(rank, world)
     ranks_work.never_arrives(rank, world)
 

@@ -134,14 +134,15 @@ class Call:
                 mask=self.mask, bias=self.bias, dtype=dtype_name(self.q),
                 shapes=[(*t.shape[:-2], t.shape[-1]) for t in (self.q, self.k, self.v)],
                 scale=problem.scale, softcap=problem.softcap, sinks=problem.sinks, dropout=problem.dropout,
-                kernel=given["kernel"], way=given["way"], observations=repr(self.asked), gradients=self.learned,
+                kernel=given["kernel"], way=given["way"], gradients=self.learned,
+                observations=None if self.asked is None else [*self.asked.items()],
                 placement=[
                     None if p is None else (p.n, p.how, p.runs) for p in (given["placement"], given["key_placement"])
                 ],
             )  # fmt: skip
             same["back end"] = (NOT_BUILT == "", self.q.device.type)
             own = {"queries": self.q.shape[-2], "keys": self.k.shape[-2]}
-        held = agree(self.links, same, own, wrong)
+        held = agree(self.links, "attention", same, own, wrong)
         placement, key_placement = given["placement"], given["key_placement"]
         if (
             key_placement is None

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.core.arrays import dtype_name, is_torch
 from clearhead.core.errors import ArgumentError
+from clearhead.distributed.agreement import agree
 from clearhead.distributed.links import Links, group_of
 from clearhead.distributed.placement import Placement, unshard
 
@@ -26,11 +28,15 @@ def gather(
     >>> dist.destroy_process_group()
     """
     links = Links(group_of(mesh), timeout)
-    if placement.world != links.world:
-        raise ArgumentError("placement", f"is for {placement.world} ranks, and the mesh has {links.world}")
-    own = tensor.detach().movedim(axis, 0).contiguous()
-    if own.shape[0] != placement.lengths[links.rank]:
-        raise ArgumentError("tensor", f"has {own.shape[0]} positions, expected {placement.lengths[links.rank]}")
+    wrong: Exception | None = None
+    same: dict[str, Any] = dict.fromkeys(("placement", "dtype", "shapes"))
+    try:
+        own = _own(tensor, placement, links, axis)
+        same = {"placement": (placement.n, placement.how, placement.runs), "dtype": dtype_name(own)}
+        same["shapes"] = (tuple(own.shape[1:]), axis % tensor.ndim)
+    except ArgumentError as error:
+        wrong = error
+    agree(links, "gather", same, {}, wrong)
     each = own.shape[1:].numel()
     others = [rank for rank in range(links.world) if rank != links.rank and not placement.everywhere]
     sends = {rank: own.reshape(-1) for rank in others if own.numel()}
@@ -46,3 +52,19 @@ def gather(
     if placement.everywhere:
         return tensor.detach()
     return torch.movedim(unshard(parts, placement, axis=0), 0, axis)
+
+
+def _own(tensor: Any, placement: Any, links: Links, axis: int) -> Tensor:
+    """The part of this rank, positions first."""
+    if not is_torch(tensor):
+        raise ArgumentError("tensor", f"is a {type(tensor).__name__}, expected a tensor of PyTorch")
+    if not isinstance(placement, Placement):
+        raise ArgumentError("placement", f"is a {type(placement).__name__}, expected a Placement, as `place` gives")
+    if placement.world != links.world:
+        raise ArgumentError("placement", f"is for {placement.world} ranks, and the mesh has {links.world}")
+    if not -tensor.ndim <= axis < tensor.ndim:
+        raise ArgumentError("axis", f"is {axis}, expected an axis of shape {tuple(tensor.shape)}")
+    own: Tensor = tensor.detach().movedim(axis, 0).contiguous()
+    if own.shape[0] != placement.lengths[links.rank]:
+        raise ArgumentError("tensor", f"has {own.shape[0]} positions, expected {placement.lengths[links.rank]}")
+    return own

@@ -64,7 +64,11 @@ class Links:
     """One call's way to the other ranks."""
 
     def __init__(self, group: Any, timeout: float | None = None) -> None:
-        self.group, self.timeout = group, PATIENCE if timeout is None else timeout
+        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        # a year is more than anybody waits, and less than what a back end can count
+        if timeout is not None and not (number and 0 < timeout < 3.2e7):
+            raise ArgumentError("timeout", f"is {shown(timeout)}, expected a number of seconds above 0, or None")
+        self.group, self.timeout = group, PATIENCE if timeout is None else float(timeout)
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ArgumentError("mesh", "does not hold this process, which therefore has no part in the call")
@@ -138,7 +142,7 @@ class Links:
                 jobs.append((dist.irecv, buffers[peer], peer, f"nothing came from rank {peer}"))
                 self.received += buffers[peer].nbytes
             for peer, tensor in sends.items():
-                tensor = tensor.to(device)
+                tensor = tensor.to(device).contiguous()  # one column of several reads as flat, and lies apart
                 if not tensor.numel():
                     continue
                 jobs.append((dist.isend, tensor, peer, f"rank {peer} did not take what was sent to it"))

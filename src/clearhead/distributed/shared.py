@@ -46,7 +46,7 @@ def shared_attention(
     same = {"shapes": shapes, "mask": None if wrong else mask, "bias": None if wrong else bias, "options": None}
     if wrong is None:
         same["options"] = [plain[name] for name in plain]
-    agree(links, same, {}, wrong)
+    agree(links, "attention of whole tensors", same, {}, wrong)
     parameter = None if bias is None else bias.parameter
     learned = torch.is_grad_enabled() and any(
         t is not None and is_torch(t) and t.requires_grad for t in (q, k, v, problem.sinks, parameter)
