@@ -260,6 +260,83 @@ def test_chunks_that_do_not_fit_are_refused() -> None:
     )
 
 
+class Shelf:
+    """Something that has a shape and slices, and no more; it may fail to give them."""
+
+    def __init__(self, array: np.ndarray, fails: Exception | None = None, **named: Any) -> None:
+        self.array, self.shape, self.fails = array, array.shape, fails
+        self.__dict__.update(named)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        if self.fails is not None:
+            raise self.fails
+        return self.array[index]
+
+
+def test_anything_with_slices_is_read_and_named_where_it_fails() -> None:
+    q, k, v = arrays(2, 50, 8)
+    whole = ch.attention(q, k, v, mask=ch.causal())
+    np.testing.assert_allclose(stream(q, (Shelf(k), Shelf(v)), chunk=9, mask=ch.causal()), whole, rtol=2e-6, atol=2e-6)
+    for shelf, words in (
+        (Shelf(k, KeyError("c/0/1")), r"cannot read a Shelf of shape \(2, 50, 8\) at 0 to 9: KeyError: 'c/0/1'"),
+        (Shelf(k, EOFError("end")), "cannot read a Shelf .*: EOFError: end"),
+        (Shelf(k, OSError("gone"), filename="k.h5", name="/k"), "cannot read k.h5: /k at 0 to 9: OSError: gone"),
+        (Shelf(k, OSError("gone"), store="file://k.zarr"), "cannot read file://k.zarr at 0 to 9: OSError: gone"),
+    ):
+        with pytest.raises(ch.ArgumentError, match=words):
+            stream(q, (shelf, Shelf(v)), chunk=9)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("clearhead-")]
+
+
+def test_a_map_whose_file_is_cut_short_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+    q, k, v = arrays(2, 9000, 8)
+    np.save(tmp_path / "k.npy", k)
+    for part in (slice(None), slice(1, 2)):
+        mapped = np.load(tmp_path / "k.npy", mmap_mode="r")[part]
+        np.testing.assert_allclose(
+            stream(q[part, :3], (mapped, v[part]), chunk=400), ch.attention(q[part, :3], k[part], v[part]), atol=2e-6
+        )
+    with (tmp_path / "k.npy").open("r+b") as file:
+        file.truncate(k.nbytes)  # the last few numbers are gone: 128 bytes of them come before
+    with pytest.raises(ch.ArgumentError, match=r"k\.npy is cut short: 576,000 of 576,128 bytes"):
+        stream(q[1:], (mapped, v[1:]), chunk=400)
+
+
+def test_paths_no_keys_and_what_a_call_gets_wrong(tmp_path: Path) -> None:
+    q, k, v = arrays(2, 20, 8)
+    saved(tmp_path, k, v)
+    np.testing.assert_allclose(
+        stream(q, (tmp_path / "k.npy", str(tmp_path / "v.npy"))), ch.attention(q, k, v), atol=2e-6
+    )
+    assert not stream(q, (k[:, :0], v[:, :0])).any()
+    for given, words in (
+        ({"chunk": 0}, "chunk: is 0, expected a whole number of at least 1"),
+        ({"chunk": 2.5}, "chunk: is 2.5"),
+        ({"keys": 7}, "keys: is 7, and source has 20"),
+        ({"progress": 3}, "progress: is 3, expected True, False, None or a function"),
+        ({"source": [k, v]}, "source: is not .k, v. nor a list of such pairs"),
+        ({"source": np.stack([k, v])}, "source: is a ndarray, expected .k, v."),
+        ({"source": (tmp_path / "k.npy", tmp_path / "x.npy")}, r"cannot read .*x\.npy: No such file"),
+    ):
+        with pytest.raises(ch.ArgumentError, match=words):
+            stream(q, **{"source": (k, v), **given})
+
+
+def test_jax_reads_files_too(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
+    q, k, v = arrays(2, 101, 8)
+    want: dict[str, Any] = {"top": 3, "received": True, "map": (4, 5), "queries": [1, -1], "weights": True}
+    whole = ch.observe(q, k, v, mask=ch.causal(), **want)
+    seen = stream_observe(jax.numpy.asarray(q), saved(tmp_path, k, v)["npy"], chunk=29, mask=ch.causal(), **want)
+    assert isinstance(seen.output, jax.Array)
+    for found, exact in (
+        (seen.output, whole.output), (seen.received, whole.received), (seen.weights, whole.weights),
+        (seen.map.mean, whole.map.mean), (seen.queries.weights, whole.queries.weights),
+        (seen.top.weights, whole.top.weights),
+    ):  # fmt: skip
+        np.testing.assert_allclose(found, exact, rtol=1e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("queries", [1, 3, 67])
 @pytest.mark.parametrize("large", [1.0, 300.0])
 def test_the_second_look_is_by_the_kernel_that_ran(queries: int, large: float) -> None:

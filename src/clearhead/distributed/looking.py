@@ -60,8 +60,16 @@ def rows_of(work: Work, ended: Ended, chosen: tuple[int, ...]) -> Array:
                 row = weights[..., order, :]
                 # a weight that the mask hides is 0, also in a row that is NaN by another part
                 row = work.xp.where(row == 0, 0.0, row * share[..., i, None])
-                whole[..., place, columns.start : columns.stop] = row
+                whole = written(whole, (..., place, slice(columns.start, columns.stop)), row)
     return whole
+
+
+def written(array: Array, where: Any, part: Array) -> Array:
+    """An array with a part of it written: JAX's are never changed, and come back anew."""
+    if hasattr(array, "at"):
+        return array.at[where].set(part)
+    array[where] = part
+    return array
 
 
 class Look:
@@ -93,7 +101,8 @@ class Look:
             if self.map is not None:
                 self.map.see(seen.weights, seen.queries, seen.keys)
             if self.weights is not None:
-                self.weights[..., seen.lies, seen.keys.start : seen.keys.stop] = self.shaped(seen.weights, 2)
+                where = (..., seen.lies, slice(seen.keys.start, seen.keys.stop))
+                self.weights = written(self.weights, where, self.shaped(seen.weights, 2))
 
     def see_at_once(self, columns: range, k: Array, v: Array) -> None:
         """The same by a kernel that weighs and sums whole pieces."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.core.errors import ArgumentError
+
 
 def is_mapped(array: Any) -> bool:
     """True for np.memmap whose file nobody changes through it, heads and rows one after the other."""
@@ -31,9 +33,15 @@ class Mapped:
         base = np.frombuffer(self.map, np.uint8)
         # where the array lies in what is mapped, of which it may be a part
         self.start = array.ctypes.data - base.ctypes.data
+        # and where what is mapped begins in the file: at a page before the array's own place
+        self.begins = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
 
     def read(self, low: int, high: int, out: np.ndarray) -> np.ndarray:
         """Positions low … high of every head."""
+        needed = self.begins + self.start + self.array.nbytes
+        # who reads a page that a file no longer has is ended by the system
+        if (size := self.map.size()) < needed:
+            raise ArgumentError("source", f"{self.array.filename} is cut short: {size:,} of {needed:,} bytes")
         found = out[..., : high - low, :]
         np.copyto(found, self.array[..., low:high, :])
         self.forget(low, high)

@@ -6,17 +6,19 @@ The next chunk is read, and sent to where the queries are, by a thread of its ow
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from clearhead.core.arrays import Array, Library, dtype_name, is_array, is_torch
-from clearhead.core.errors import ArgumentError, first_line
-from clearhead.distributed.disk import DiskArray
+from clearhead.core.errors import ArgumentError, first_line, shown
+from clearhead.distributed.disk import DiskArray, on_disk
 from clearhead.distributed.mapped import Mapped, is_mapped
 from clearhead.distributed.shuttle import Shuttle
 
@@ -40,19 +42,39 @@ def source_of(given: Any, keys: int | None, chunk: int | None, bytes_each: int =
 
     Of what has slices `chunk` positions are taken at a time, or as many as `bytes_each` are.
     """
-    if isinstance(given, tuple) and len(given) == 2 and all(_sliced(part) for part in given):
-        return _stretches([given], chunk, bytes_each)
-    if (
-        isinstance(given, list)
-        and given
-        and all(isinstance(pair, tuple) and len(pair) == 2 and all(map(_sliced, pair)) for pair in given)
-    ):
-        return _stretches(given, chunk, bytes_each)
-    if callable(given) or isinstance(given, Iterable):
+    for name, value, least in (("keys", keys, 0), ("chunk", chunk, 1)):
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if value is not None and not (whole and value >= least):
+            raise ArgumentError(name, f"is {shown(value)}, expected a whole number of at least {least}, or None")
+    if isinstance(given, tuple | list):
+        pairs = [given] if isinstance(given, tuple) and _is_pair(given) else given
+        if not pairs or not all(map(_is_pair, pairs)):
+            raise ArgumentError(
+                "source", "is not (k, v) nor a list of such pairs, expected in each what has a shape and slices"
+            )
+        found = _stretches([tuple(map(_opened, pair)) for pair in pairs], chunk, bytes_each)
+        if keys is not None and keys != found.keys:
+            raise ArgumentError("keys", f"is {keys:,}, and source has {found.keys:,}")
+        return found
+    if callable(given) or (isinstance(given, Iterable) and not _sliced(given) and not isinstance(given, str)):
         return Source(keys, callable(given), lambda: _chunks(given() if callable(given) else given))
     raise ArgumentError(
         "source", f"is a {type(given).__name__}, expected (k, v), a list of such pairs, or chunks (k, v) one by one"
     )
+
+
+def _is_pair(pair: Any) -> bool:
+    """True for (k, v) of what can be read by stretches."""
+    return isinstance(pair, tuple | list) and len(pair) == 2 and all(_sliced(a) or _is_path(a) for a in pair)
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+def _opened(part: Any) -> Any:
+    """What can be read by stretches; of a path the array that lies there."""
+    return on_disk(part) if _is_path(part) else part
 
 
 def _sliced(value: Any) -> bool:
@@ -74,7 +96,7 @@ def _stretches(pairs: list[Any], chunk: int | None, bytes_each: int) -> Source:
             keys, values = (_reader(part, step) for part in (k, v))
             # both at once: a disk is never left waiting
             with ThreadPoolExecutor(1, "clearhead-values") as beside:
-                for low in range(0, length, step):
+                for low in range(0, max(length, 1), step):  # of no keys, too, one learns what they are like
                     high = min(low + step, length)
                     other = beside.submit(values, low, high)
                     yield first + low, (keys(low, high), other.result())
@@ -91,7 +113,7 @@ def _reader(array: Any, step: int) -> Callable[[int, int], Any]:
         mapped, copies = Mapped(array), itertools.cycle([np.empty(shape, array.dtype) for _ in range(ROOMS)])
         return lambda low, high: mapped.read(low, high, next(copies))
     if not isinstance(array, DiskArray):
-        return lambda low, high: array[..., low:high, :]
+        return partial(_slice, array)
     places = [place for place in (array.room(step) for _ in range(ROOMS)) if place is not None]
     if places:
         aligned = itertools.cycle(places)
@@ -105,9 +127,31 @@ def _reader(array: Any, step: int) -> Callable[[int, int], Any]:
     return read
 
 
+def _slice(array: Any, low: int, high: int) -> Any:
+    """Positions low … high of anything that has slices; what goes wrong there is said with what it is."""
+    try:
+        return array[..., low:high, :]
+    except Exception as error:
+        raise ArgumentError(
+            "source", f"cannot read {_name(array)} at {low:,} to {high:,}: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def _name(array: Any) -> str:
+    """What says where an array lies: h5py's and zarr's know that, and others may."""
+    where = getattr(array, "filename", None) or getattr(getattr(array, "file", None), "filename", None)
+    where = where or getattr(array, "store_path", None) or getattr(array, "store", None)
+    name = getattr(array, "name", None) or getattr(array, "path", None)
+    parts = [str(part) for part in (where, name) if part is not None and not callable(part)]
+    return ": ".join(parts) or f"a {type(array).__name__} of shape {tuple(array.shape)}"
+
+
 def _row_bytes(array: Any) -> int:
-    """What one position takes."""
-    size = np.dtype(array.dtype).itemsize if not is_torch(array) else array.element_size()
+    """What one position takes; of what does not say its type, at most."""
+    try:
+        size = array.element_size() if is_torch(array) else np.dtype(array.dtype).itemsize
+    except (AttributeError, TypeError):
+        size = 8
     return int(np.prod([*array.shape[:-2], array.shape[-1]])) * size
 
 
@@ -134,6 +178,9 @@ def like(q: Array, part: Any) -> Array:
             part = torch.from_numpy(part.view(np.uint16)).view(torch.bfloat16)
         else:
             part = torch.from_numpy(part if part.flags.writeable else part.copy())
+    elif isinstance(part, np.ndarray) and library.name == "jax":
+        # a copy: the memory that files are read into is used again
+        part = __import__("jax").numpy.array(part, copy=True)
     return part
 
 

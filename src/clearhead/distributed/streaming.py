@@ -11,7 +11,7 @@ import numpy as np
 
 from clearhead.core.array_masks import given_mask
 from clearhead.core.arrays import Array, Library, dtype_name, is_array, is_torch
-from clearhead.core.errors import ArgumentError
+from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import LARGEST, Grid
 from clearhead.core.mask import Mask
 from clearhead.core.observations import Map, Observed, Rows, Want
@@ -57,8 +57,8 @@ def stream(
     True
 
     - source: (k, v), each anything with a shape and slices along its positions: arrays, tensors in the host's memory
-      for queries on a GPU, `on_disk(path)`, np.memmap, zarr; a list of such pairs, one after the other; or chunks
-      (k, v) of an iterator, or of a function that starts one anew.
+      for queries on a GPU, `on_disk(path)` or the path of a .npy file, np.memmap, zarr; a list of such pairs, one after
+      the other; or chunks (k, v) of an iterator, or of a function that starts one anew.
     - keys: how many keys there are in all, which an iterator cannot say and a mask or bias may need.
     - chunk: positions that are read at a time; 32 MiB of keys and values unless given, 128 MiB for a GPU.
     - there: attend to each pair of a list on the device where it lies, and merge.
@@ -266,6 +266,8 @@ class Bar:
     """How far it is: told to a function, or drawn on stderr for who watches."""
 
     def __init__(self, progress: bool | Progress | None, of: int | None, words: str) -> None:
+        if progress is not None and not isinstance(progress, bool) and not callable(progress):
+            raise ArgumentError("progress", f"is {shown(progress)}, expected True, False, None or a function")
         self.tell = progress if callable(progress) else None
         self.of, self.words, self.began, self.drawn = of, words, time.monotonic(), False
         watched = progress is True or (progress is None and sys.stderr is not None and sys.stderr.isatty())
