@@ -25,7 +25,7 @@ constexpr bool kTiled = true, kTiledValues = false;  // values are those of floa
 constexpr bool kTiled = false, kTiledValues = false;  // nothing of this is used
 #endif
 constexpr int64_t kTileKeys = 128;  // keys whose weights, in two parts, stay in the first cache while all features are summed
-static_assert(kTileGrain % kTileRows == 0 && kTileGrain % kRows == 0);
+static_assert(!kTiled || (kTileGrain % kTileRows == 0 && kTileGrain % kRows == 0));
 static_assert(!kTiledValues || (kTileKeys % kTileGrain == 0 && kTileGrain % kTileDepth == 0 && kTileGrain % 8 == 0));
 
 // Two bfloat16 numbers a lane, or four in two lanes, of as many keys, for the queries of one vector.
