@@ -100,7 +100,15 @@ plan = ch.plan(x, x, x)
 print(plan.kernel, "|", plan.others["compiled"])
 assert plan.others["compiled"] in str(plan), plan
 """
-MISSING = "import sys; sys.modules['clearhead._native'] = None\n"
+MISSING = """
+import sys
+class Without:
+    def __init__(self, own):
+        self.own = own
+    def find_spec(self, name, path=None, target=None):
+        return None if name == "clearhead._native" else self.own.find_spec(name, path, target)
+sys.meta_path[:] = map(Without, sys.meta_path)
+"""
 BROKEN = """
 import importlib.abc, sys
 class Broken(importlib.abc.MetaPathFinder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,7 @@ from clearhead.core.installing import builds
 
 NOT_BUILT = ""
 try:
-    from clearhead import _native
-
-    native: Any = _native
+    native: Any = import_module("clearhead._native")  # `from` says the same of none and of a broken one
 except ModuleNotFoundError:
     native = None
     NOT_BUILT = (
