@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+import platform
+import signal
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -203,7 +206,25 @@ def test_no_empty_call_is_changed(sizes: tuple[int, ...]) -> None:
         normal(batch, heads, keys, width),
     )
     with torch.no_grad():
+        if ends_the_process(lambda: sdpa(q, k, v)):
+            pytest.skip("PyTorch divides by zero in this call, which ends the process: there is nothing to hold to")
         unchanged(Calls(lambda c: sdpa(c(q), c(k), c(v))), keys)
+
+
+def ends_the_process(call: Callable[[], Any]) -> bool:
+    """Does a call kill who makes it? PyTorch 2.11's of no features does so on x86, where ARM divides by zero."""
+    if platform.machine() != "x86_64":
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads that a child does not have
+        child = os.fork()
+    if not child:
+        signal.alarm(20)
+        try:
+            call()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
