@@ -27,16 +27,17 @@ template <class T> struct Workspace {
   struct Scored { int64_t first, last, place; bool mixed; };
   std::vector<Scored> scored;     // keys of a tile that a panel sees, and where their scores lie
 
-  void begin(const Call& call) {
+  // Room for a call's blocks of so many panels, at most.
+  void begin(const Call& call, int64_t panels) {
     constexpr int panel = kPanel<T>;
-    q.resize(kPanels * panel * call.features);
+    q.resize(panels * panel * call.features);
     s.resize((kTile + kDepth) * panel);
-    values.resize(kPanels * panel * rounded(call.width, kDepth));
+    values.resize(panels * panel * rounded(call.width, kDepth));
     scratch.resize(std::max(panel, kRows) * std::max(call.features, call.width));
-    rows.resize(kPanels);
-    seen.resize(kPanels);
+    rows.resize(panels);
+    seen.resize(panels);
     if (!TilePacked::takes(call)) return;
-    pairs.resize(kPanels * panel * rounded(call.features, kTileDepth) / 2);
+    pairs.resize(panels * panel * rounded(call.features, kTileDepth) / 2);
     weights.resize(kTileKeys / 2 * panel);
     rest.resize(kTileKeys / 2 * panel);
   }

@@ -12,15 +12,15 @@ namespace clearhead {
 namespace CLEARHEAD_ISA {
 
 constexpr int64_t kKeptBytes = 8 << 20;     // of packed keys and values that are kept for the next call, at most, for each thread
-constexpr int64_t kPackStep = kTile;        // keys that one task packs
+constexpr int64_t kPackStep = kMaskStep;    // keys that one thread packs at a time, at least; at most a tile of them
+constexpr int64_t kPackShares = 2;          // steps for each thread that a head has
 constexpr int64_t kSplitHeads = 64;         // heads from which on each is differentiated whole; fewer are split by keys
 constexpr int64_t kFewSplits = 8;           // heads and splits that there is always room for
 constexpr int64_t kSplitNumbers = 16 << 20; // numbers in the dq of all splits, beyond which there are only few
 constexpr int64_t kSmallPanels = 2;         // panels of queries in a small task
 constexpr int64_t kManyTasks = 256;         // panels of a call from which on a task has more than one
-constexpr int64_t kChunk = 384;             // queries that one observer watches, at least
+constexpr int64_t kChunk = 96;              // queries that one observer watches, at least
 constexpr int64_t kMostChunks = 32;         // observers of a head: each keeps a number for each key
-static_assert(kPackStep % kTile == 0);      // a task packs whole tiles, which are whole blocks
 
 struct Range { int64_t first, last; };
 
@@ -30,16 +30,31 @@ inline std::vector<Range> cut(int64_t count, int64_t step) {
   return parts;
 }
 
-// Blocks of queries that one observer watches, at least.
-template <class T> constexpr int64_t kChunkBlocks = std::max<int64_t>(kChunk / (kPanels * kPanel<T>), 1);
+// The steps in which a head's keys are packed: tiles of them, or less where a head has several threads, which then need not wait
+// for one.
+inline std::vector<Range> pack_steps(const Call& call, int threads) {
+  const int64_t heads = std::max<int64_t>(call.batch * call.key_heads, 1), tiles = (call.keys + kTile - 1) / kTile;
+  const int64_t parts = std::max<int64_t>(kPackShares * ((threads + heads - 1) / heads) / std::max<int64_t>(tiles, 1), 1);
+  const int64_t step = threads > heads ? rounded((std::min(call.keys, kTile) + parts - 1) / parts, kPackStep) : kTile;
+  std::vector<Range> steps;
+  for (int64_t tile = 0; tile < call.keys; tile += kTile)
+    for (const Range& part : cut(std::min(kTile, call.keys - tile), step)) steps.push_back({tile + part.first, tile + part.last});
+  return steps;
+}
+
+// Panels of queries that one observer watches, at least.
+template <class T> constexpr int64_t kChunkPanels = std::max<int64_t>(kChunk / kPanel<T>, 1);
 
 // The panels of a head's queries in tasks, in the order in which they are taken: those that see most keys first. A call of few
 // panels has a task for each, so that many threads have something to do; longer ones have tasks that share what is in the
 // cache, as long as they see no more than others do. Of those taken last some are cut small, so that threads end together. An
-// observer needs chunks that depend on the call only.
+// observer needs chunks that depend on the call only, in the order of queries.
 template <class T> std::vector<Range> query_blocks(const Call& call, const Sights& sights, const Panels& queries, int threads) {
   const int64_t panels = queries.count(), all = (panels + kPanels - 1) / kPanels;
-  if (call.wanted.second_look()) return cut(panels, std::max(kChunkBlocks<T>, (all + kMostChunks - 1) / kMostChunks) * kPanels);
+  if (call.wanted.second_look()) {
+    const int64_t least = (panels + kMostChunks - 1) / kMostChunks;
+    return cut(panels, std::max(kChunkPanels<T>, least > kPanels ? rounded(least, kPanels) : least));
+  }
   const int64_t some = std::clamp<int64_t>(call.batch * call.heads * panels / kManyTasks, 1, kPanels);
   std::vector<Range> blocks = cut(std::min(panels, some), std::min(some, kSmallPanels));
   if (some == 1 || call.mask.empty()) {
@@ -81,14 +96,18 @@ template <class T> struct Heads {
   const Sought sought{call};
   const int64_t count = call.batch * call.key_heads;
   const Panels queries{call.queries, kPanel<T>, Borders(call, sights, kLanes<T>).of_queries()};
-  const std::vector<Range> steps = cut(call.keys, kPackStep), blocks;  // keys, and panels of queries
+  const std::vector<Range> steps, blocks;  // keys, and panels of queries
   const int64_t tasks = int64_t(blocks.size()) * call.group();
+  int64_t most = 1;  // panels that go together
   std::vector<Packed<T>*> packed = std::vector<Packed<T>*>(count);
   std::vector<std::vector<std::unique_ptr<Observer<T>>>> observers{size_t(watched ? count : 0)};
   std::atomic<int64_t> observing{0};  // bytes of one group's observers
 
   Heads(const Call& c, int threads)
-      : call(c), sights(c, kLanes<T>, threads), blocks(query_blocks<T>(c, sights, queries, threads)) {}
+      : call(c), sights(c, kLanes<T>, threads), steps(pack_steps(c, threads)),
+        blocks(query_blocks<T>(c, sights, queries, threads)) {
+    for (const Range& block : blocks) most = std::max(most, std::min(block.last - block.first, kPanels));
+  }
 };
 
 // What a thread has of its own.
@@ -103,7 +122,7 @@ template <class T> struct HeadWorker {
   Packed<T>& own;
   Workspace<T>& work;
 
-  HeadWorker(Heads<T>& heads, Room<T>& room) : all(heads), own(room.packed), work(room.work) { work.begin(heads.call); }
+  HeadWorker(Heads<T>& heads, Room<T>& room) : all(heads), own(room.packed), work(room.work) { work.begin(heads.call, heads.most); }
 
   void begin(int64_t n) {
     own.resize(all.call, n / all.call.key_heads, n % all.call.key_heads);
@@ -119,6 +138,7 @@ template <class T> struct HeadWorker {
   void run(int64_t n, int64_t task) {
     const int64_t many = int64_t(all.blocks.size());
     const int64_t b = n / all.call.key_heads, h = n % all.call.key_heads * all.call.group() + task / many;
+    if (all.watched) task = task / many * many + many - 1 - task % many;  // the last see most keys, under many a mask
     const Range panels = all.blocks[task % many];
     Observer<T>* observer = nullptr;
     if (all.watched) {
@@ -279,8 +299,9 @@ template <class T> std::vector<Size> sizes_as() {
           {"queries", "block", block},
           {"queries", "together", kTogether * panel},
           {"queries", "tasks", 2 * kManyTasks * panel},
-          {"queries", "chunk", kChunkBlocks<T> * block},
-          {"queries", "chunks", kMostChunks * kChunkBlocks<T> * block},
+          {"queries", "chunk", kChunkPanels<T> * panel},
+          {"queries", "chunks", kMostChunks * kChunkPanels<T> * panel},
+          {"queries", "chunk_blocks", kMostChunks * block},
           {"features", "turned", 4},
           {"features", "rows", kRows},
           {"heads", "split_heads", kSplitHeads},

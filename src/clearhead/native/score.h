@@ -13,7 +13,7 @@ constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
 constexpr int64_t kTile = 512 / kRows * kRows;
 constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
 // keys are packed by blocks of kRows: what starts anywhere else reads other keys than it means
-static_assert(kTile % kRows == 0 && kMaskStep % kRows == 0 && kMaskStep > kRows);
+static_assert(kTile % kMaskStep == 0 && kMaskStep % kRows == 0 && kMaskStep > kRows);
 static_assert(!kTiled || (kTile % kTileGrain == 0 && kMaskStep % kTileGrain == 0));
 
 // How scores are kept until the exponential. Where a score is only a scaled product it stays unscaled, and the scale is
@@ -67,7 +67,7 @@ template <class T> struct Packed {
     v.resize(rounded(call.width, kRows) / kRows * value_stride);
   }
 
-  // Keys [first, last); `first` is a multiple of kRows.
+  // Keys [first, last), either of one tile or of whole ones; `first` is a multiple of kMaskStep.
   void pack(const Call& call, int64_t b, int64_t head, int64_t first, int64_t last, T* scratch) {
     for (int64_t j = first; j < last; j += kTile) {
       if (!holds(j)) continue;
@@ -78,7 +78,8 @@ template <class T> struct Packed {
       else pack_rows<T>(call.k, b, head, j, some, call.features, kRows, scratch, k.data() + at(j) * call.features, here);
       if (!tiled_values())
         pack_columns<T>(call.v, b, head, j, some, call.width, value_stride, scratch, v.data() + at(j) * kRows, here);
-      odd_tiles[j / kTile] = std::any_of(odd.begin() + j, odd.begin() + j + some, [](uint8_t x) { return x; });
+      // others may be packing more of this tile
+      if (std::any_of(here, here + some, [](uint8_t x) { return x; })) __atomic_store_n(&odd_tiles[j / kTile], 1, __ATOMIC_RELAXED);
     }
   }
 
@@ -110,7 +111,7 @@ template <class T> class Scorer {
   static constexpr int panel = kPanel<T>;
 
   Scorer(const Call& call, int64_t b, int64_t h)
-      : call_(call), units(call), mask(call, b, h), b_(b), h_(h) { allowed_.resize(kTile * panel); }
+      : call_(call), units(call), mask(call, b, h), b_(b), h_(h) {}
 
   // s[key − j0][query − i0] for keys [j0, j1) and queries [i0, i1), j0 a multiple of kRows, of which `seen` tells. `q` is the
   // packed panel, `keys` the packed keys from j0 on. `mixed` says that some pairs are masked: also those of lanes that are no
@@ -127,7 +128,9 @@ template <class T> class Scorer {
   void scored(int64_t i0, int64_t i1, int64_t j0, int64_t j1, const Stretches& seen, T* s, int64_t place = 0) {
     mixed = seen.over(j0, j1) != kAll || (remember && i1 - i0 < panel);
     if (!units.raw) shape(i0, i1, j0, j1, s);
-    if (mixed) hide(i0, i1, j0, j1, seen, s, allowed_.data() + place * panel);
+    if (!mixed) return;
+    if (allowed_.empty()) allowed_.resize(kTile * panel);  // not before: most calls have no mask
+    hide(i0, i1, j0, j1, seen, s, allowed_.data() + place * panel);
   }
 
   // Which pairs of a mixed tile were allowed, in the layout of the scores.

@@ -43,29 +43,59 @@ template <class Work> void spread(const Call& call, int threads, std::atomic<boo
   if (shared.failure) std::rethrow_exception(shared.failure);
 }
 
-// Tasks one after the other; `make(number)` gives a thread what runs one, with a workspace of its own.
+// Tasks in as many runs as there are threads: each thread has one of its own, the same in every call of a kind, since what it
+// read then may still be in its cache. Whoever has done all of its own takes from the others'.
+class Runs {
+ public:
+  Runs(int64_t tasks, int threads) : tasks_(tasks), runs_(threads) {
+    for (int64_t n = 0; n < threads; ++n) runs_[n].next = start(n);
+  }
+
+  // The next task for the thread of a number; −1 when there is none. `passed` counts the runs that it found done, 0 at first.
+  int64_t take(int number, int64_t& passed) {
+    for (const int64_t many = int64_t(runs_.size()); passed < many; ++passed) {
+      const int64_t run = (number + passed) % many, end = start(run + 1);
+      if (runs_[run].next.load(std::memory_order_relaxed) >= end) continue;
+      if (const int64_t task = runs_[run].next.fetch_add(1); task < end) return task;
+    }
+    return -1;
+  }
+
+ private:
+  struct alignas(64) Run { std::atomic<int64_t> next{0}; };
+  int64_t start(int64_t run) const { return run * tasks_ / int64_t(runs_.size()); }
+
+  const int64_t tasks_;
+  std::vector<Run> runs_;
+};
+
+// Tasks one by one; `make(number)` gives a thread what runs one, with a workspace of its own.
 template <class Make> void parallel(const Call& call, int64_t tasks, int threads, Make make) {
-  std::atomic<int64_t> next{0};
+  if (!tasks) return;
+  threads = int(std::clamp<int64_t>(threads, 1, tasks));
+  Runs runs(tasks, threads);
   std::atomic<bool> failed{false};
-  spread(call, int(std::min<int64_t>(threads, tasks)), failed, [&](int number) {
-    int64_t task = next.fetch_add(1);
-    if (task >= tasks) return;
+  spread(call, threads, failed, [&](int number) {
+    int64_t passed = 0, task = runs.take(number, passed);
+    if (task < 0) return;
     auto run = make(number);
-    for (; !failed && task < tasks; task = next.fetch_add(1)) {
+    for (; !failed && task >= 0; task = runs.take(number, passed)) {
       call.stop.check();
       run(task);
     }
   });
 }
 
-// Groups of tasks, each with steps that prepare it and must all have ended before its tasks begin. A thread stays with a
-// group that it began, and when none is left to begin helps with the others. `make(number)` gives a thread's worker, which
-// has begin(group), prepare(group, step), run(group, task) and end(group), the last by whoever ends the group's last task.
+// Groups of tasks, each with steps that prepare it and must all have ended before its tasks begin. A thread begins at groups of
+// its own, as with tasks, stays with a group that it began, and when none is left to begin helps with the others: those that
+// come first after its own. `make(number)` gives a thread's worker, which has begin(group), prepare(group, step),
+// run(group, task) and end(group), the last by whoever ends the group's last task.
 template <class Make>
 void parallel_groups(const Call& call, int64_t groups, int64_t steps, int64_t tasks, int threads, Make make) {
-  struct alignas(64) Progress { std::atomic<int64_t> begun{0}, step{0}, prepared{0}, task{0}, ended{0}; };
+  struct alignas(64) Progress { std::atomic<int64_t> taken{0}, begun{0}, step{0}, prepared{0}, task{0}, ended{0}; };
   std::vector<Progress> progress(groups);
-  std::atomic<int64_t> next{0};
+  // groups that nobody has begun, and those of which not all tasks are taken: who finds none need not look at each
+  struct alignas(64) Left { std::atomic<int64_t> count; } fresh{{groups}}, open{{tasks > 0 ? groups : 0}};
   std::atomic<bool> failed{false};
   const auto wait = [&](const std::atomic<int64_t>& count, int64_t wanted) {
     for (Patience patience; count < wanted && !failed; patience.wait()) call.stop.check();
@@ -73,6 +103,7 @@ void parallel_groups(const Call& call, int64_t groups, int64_t steps, int64_t ta
   };
   spread(call, threads, failed, [&](int number) {
     auto worker = make(number);
+    const int64_t own = number * groups / threads;
     const auto work = [&](int64_t group) {
       Progress& here = progress[group];
       if (here.task >= tasks || !wait(here.begun, 1)) return;
@@ -80,17 +111,21 @@ void parallel_groups(const Call& call, int64_t groups, int64_t steps, int64_t ta
       if (!wait(here.prepared, steps)) return;
       for (int64_t task; !failed && (task = here.task.fetch_add(1)) < tasks;) {
         call.stop.check();
+        if (task + 1 == tasks) --open.count;
         worker.run(group, task);
         if (here.ended.fetch_add(1) + 1 == tasks) worker.end(group);
       }
     };
-    for (int64_t group; (group = next.fetch_add(1)) < groups;) {
+    for (int64_t n = 0; n < groups && fresh.count > 0 && !failed; ++n) {
+      const int64_t group = (own + n) % groups;
+      Progress& here = progress[group];
+      if (here.taken.load(std::memory_order_relaxed) || here.taken.exchange(1)) continue;
+      --fresh.count;
       worker.begin(group);
-      progress[group].begun = 1;
+      here.begun = 1;
       work(group);
     }
-    // those who come to help begin at different groups, so that not all press into the same one
-    for (int64_t n = 0; n < groups; ++n) work((n + number) % groups);
+    for (int64_t n = 0; n < groups && open.count > 0 && !failed; ++n) work((own + n) % groups);
   });
 }
 
