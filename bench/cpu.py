@@ -1,6 +1,6 @@
 """The compiled kernel against its peers on this CPU: ratios, interleaved in one run, and the machine's own limits.
 
-    python bench/cpu.py [--quick] [--calls] [--masks] [--json FILE]
+    python bench/cpu.py [--quick] [--calls] [--masks] [--sets] [--json FILE]
 
 Every ratio is the median time of the peer divided by ours, above 1 where we are faster. Peers run as users run them,
 with all threads, on contiguous float32 tensors of batch 1 and 8 heads.
@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from cpu_calls import decoding, observing, precisions, scaling, short, training
+from cpu_sets import half_by_set
 from cpu_turns import Calls, measure
 from sparse_masks import on_cpu
 from torch.nn.functional import scaled_dot_product_attention
@@ -308,6 +309,7 @@ def main() -> None:
         "--calls", action="store_true", help="only short calls, training, decoding, precisions, observing, threads"
     )
     parser.add_argument("--masks", action="store_true", help="only sparse masks")
+    parser.add_argument("--sets", action="store_true", help="only half precision, by the name of each instruction set")
     parser.add_argument("--json", type=Path, help="write the rows there too")
     options = parser.parse_args()
     plan = ch.plan(*[np.zeros((1, 8, 8), np.float32)] * 3)
@@ -316,9 +318,9 @@ def main() -> None:
     lengths = (128, 512, 1024) if options.quick else (128, 512, 1024, 4096)
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, numpy {np.__version__}")
     report = Report()
-    if not options.calls and not options.masks:
+    if not options.calls and not options.masks and not options.sets:
         at_length(report, lengths, options.quick)
-    for section in (on_cpu,) if options.masks else SECTIONS_OF_CALLS:
+    for section in (on_cpu,) if options.masks else (half_by_set,) if options.sets else SECTIONS_OF_CALLS:
         section(report)
     if options.json:
         options.json.write_text(
