@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import built
@@ -55,6 +56,17 @@ def observing() -> Callable[[], Any]:
     return lambda: ch.observe(q, k, v, kernel="compiled", received=True, top=3)
 
 
+def in_jax() -> Callable[[], Any]:
+    q, k, v = (jnp.asarray(a) for a in arrays(1, 11_000, 11_000))
+    ch.attention(q, k, v)  # of a kind that was seen before, which a program of XLA's would compute to its end
+    return lambda: ch.attention(q, k, v)
+
+
+def learning_in_jax() -> Callable[[], Any]:
+    q, k, v = (jnp.asarray(a) for a in arrays(1, 20_000, 20_000))
+    return lambda: ch.gradients(q, k, v, q, kernel="compiled")
+
+
 def decoding() -> Callable[[], Any]:
     q, k, v = arrays(1, 1, 1)
     k, v = (np.broadcast_to(a, (1, 100_000_000, 64)) for a in (k, v))
@@ -66,7 +78,7 @@ def gradients() -> Callable[[], Any]:
     return lambda: ch.gradients(q, k, v, q, kernel="compiled")
 
 
-CALLS = {call.__name__: call for call in (forward, packing, observing, decoding, gradients)}
+CALLS = {call.__name__: call for call in (forward, packing, observing, decoding, gradients, in_jax, learning_in_jax)}
 SMALL = arrays(2, 300, 700, 24)
 
 

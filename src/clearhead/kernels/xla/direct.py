@@ -17,6 +17,13 @@ from clearhead.kernels.xla.spec import Room, Spec
 
 # what XLA wants of memory that it takes over without a copy
 ALIGNED = 64
+# multiply-adds that take some hundredths of a second: what JAX would do meanwhile is not worth not being interrupted
+PATIENCE = 2_000_000_000
+
+
+def tries_patience(spec: Spec) -> bool:
+    """True for a call that takes so long that somebody may want to interrupt it."""
+    return spec.work > PATIENCE
 
 
 def lie_here(arrays: Iterable[Array]) -> bool:

@@ -20,6 +20,7 @@ from jax import interpreters
 from jax.extend.core import Primitive
 
 from clearhead.core.arrays import Array
+from clearhead.kernels.prepared import main_thread
 from clearhead.kernels.threads import allow
 from clearhead.kernels.xla import direct, lending, meaning
 from clearhead.kernels.xla.interface import lowered
@@ -113,15 +114,19 @@ def _(*avals: Any, spec: Spec, with_lse: bool, precise: bool) -> list[Any]:
 
 
 # Calls that are not compiled. One of a kind that was seen before is a program of XLA's, which makes its results with
-# less ado than JAX takes arrays over; the first is not worth compiling.
+# less ado than JAX takes arrays over; the first is not worth compiling. One that takes long never is: XLA's programs
+# run to their end whatever happens, and somebody may want to interrupt it.
 _programs: dict[Any, Any] = {}
 MOST = 512
 
 
 def at_once(primitive: Any, operands: Any, rooms: list[Room], *, back: bool, **parameters: Any) -> list[Array]:
     """The results for arrays that are there."""
+    spec, with_lse = parameters["spec"], bool(parameters.get("with_lse"))
+    if spec.lent is None and direct.tries_patience(spec) and main_thread() and direct.lie_here(operands):
+        return direct.run(spec, operands, rooms, back=back, with_lse=with_lse)
     key = (primitive, tuple(parameters.items()), tuple((a.shape, a.dtype) for a in operands))
-    if key in _programs or parameters["spec"].lent is not None or not direct.lie_here(operands):
+    if key in _programs or spec.lent is not None or not direct.lie_here(operands):
         program = _programs.get(key)
         if program is None:
             program = _programs[key] = jax.jit(partial(primitive.bind, **parameters))
@@ -130,8 +135,7 @@ def at_once(primitive: Any, operands: Any, rooms: list[Room], *, back: bool, **p
     if len(_programs) >= MOST:
         _programs.clear()
     _programs[key] = None
-    with_lse = bool(parameters.get("with_lse"))
-    return direct.run(parameters["spec"], operands, rooms, back=back, with_lse=with_lse)
+    return direct.run(spec, operands, rooms, back=back, with_lse=with_lse)
 
 
 @forward_p.def_impl  # type: ignore[untyped-decorator]  # JAX's own

@@ -12,6 +12,7 @@ from clearhead.core.observations import OBSERVATIONS, Observed
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.prepared import remember_program
+from clearhead.kernels.xla import direct
 from clearhead.kernels.xla.describing import described
 from clearhead.kernels.xla.lending import Lender
 from clearhead.kernels.xla.primitives import bind, forward_p
@@ -63,8 +64,8 @@ def gradients(
 
 
 def remember(problem: Problem, spec: Spec) -> None:
-    """Keep a program for the next call of its kind."""
-    if len(spec.roles) != 3 or is_traced(problem.q):
+    """Keep a program for the next call of its kind, unless that takes so long that it has to hear interrupts."""
+    if len(spec.roles) != 3 or is_traced(problem.q) or direct.tries_patience(spec):
         return
 
     @jax.jit

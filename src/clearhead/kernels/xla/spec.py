@@ -147,12 +147,17 @@ class Spec:
         return found
 
     @property
+    def work(self) -> int:
+        """Multiply-adds of the forward pass, were every pair allowed."""
+        grid = self.grid
+        return math.prod(self.batch) * grid.heads * grid.queries * grid.keys * (self.features + self.width)
+
+    @property
     def wanted_threads(self) -> int:
         """How many threads are worth it."""
-        grid, columns, batch = self.grid, self.features + self.width, math.prod(self.batch)
-        item = 2 if self.dtype in HALF else self.precise.itemsize
-        work = batch * grid.heads * grid.queries * grid.keys * columns
-        return max(worth(work, batch * self.key_heads * grid.keys * columns * item), 1)
+        columns, item = self.features + self.width, 2 if self.dtype in HALF else self.precise.itemsize
+        read = math.prod(self.batch) * self.key_heads * self.grid.keys * columns * item
+        return max(worth(self.work, read), 1)
 
     def numbers(self, *, back: bool, with_lse: bool = False) -> tuple[int, ...]:
         """The call in whole numbers."""
