@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import ranks
+import ranks_models
 import ranks_work
 import torch
 
@@ -127,15 +128,16 @@ def test_every_kind_of_case_is_as_on_one_machine(world: int) -> None:
 
 
 def test_many_ranks_do_what_one_does() -> None:
-    """One start of four processes for all of it: what is done by each is said in `ranks_work.py`."""
+    """One start of four processes for all of it: what is done by each is said in `ranks_work.py` and
+    `ranks_models.py`."""
     ranks.together(4, everything)
 
 
 def everything(rank: int, world: int) -> None:
     for work in (ranks_work.decoding, ranks_work.parameters, ranks_work.bits_and_bytes, ranks_work.windows):
         work(rank, world)
-    ranks_work.models(rank, world)
-    ranks_work.split_caches(rank, world)
+    ranks_models.models(rank, world)
+    ranks_models.split_caches(rank, world)
     ranks_work.sharded(rank, world)
     ranks_work.lone_keys(rank, world)
     ranks_work.own_masks(rank, world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from clearhead.core.arrays import dtype_name, is_torch
 from clearhead.core.errors import ArgumentError
+from clearhead.core.observations import Observed
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.links import Links, group_of
 from clearhead.distributed.placement import Placement, unshard
@@ -52,6 +54,13 @@ def gather(
     if placement.everywhere:
         return tensor.detach()
     return torch.movedim(unshard(parts, placement, axis=0), 0, axis)
+
+
+def of_all_keys(seen: Observed, keys: Placement, mesh: Any, *, timeout: float | None = None) -> Observed:
+    """What was observed, with what all keys received in place of what those of this rank did."""
+    if seen.received is None:
+        return seen
+    return replace(seen, received=gather(seen.received, keys, mesh, axis=-1, timeout=timeout))
 
 
 def _own(tensor: Any, placement: Any, links: Links, axis: int) -> Tensor:

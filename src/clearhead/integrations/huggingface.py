@@ -21,6 +21,7 @@ from clearhead.calls import attention, observe
 from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
 from clearhead.distributed.current import current
+from clearhead.integrations.huggingface_split import split_inside
 from clearhead.integrations.promised import Promised, mask_for
 from clearhead.watching import mode
 from clearhead.watching.given import Given
@@ -69,6 +70,7 @@ def register(name: str = "clearhead", *, want: Mapping[str, Any] | None = None) 
     AttentionInterface.register(name, _forward(chosen))
     # without it padding and windows would vanish in silence: transformers would make no mask
     AttentionMaskInterface.register(name, mask_for)
+    split_inside()
 
 
 def _forward(want: Wanted | None) -> Callable[..., tuple[Tensor, Any]]:
@@ -95,7 +97,7 @@ def _forward(want: Wanted | None) -> Callable[..., tuple[Tensor, Any]]:
         if asked:
             how = {"weights": True} if want is None else want.for_length(given.queries)
         split = getattr(key, "split_over", None)
-        if split is not None:
+        if split is not None and split.here is not None:
             # of its cache every rank holds a part
             output, found = split.attend(given, how)
             return output.transpose(1, 2).contiguous(), _shown(found, want, query.dtype)
@@ -107,7 +109,7 @@ def _forward(want: Wanted | None) -> Callable[..., tuple[Tensor, Any]]:
         def plain() -> Tensor:
             seed = int(torch.randint(2**31, ())) if beside else 0
             dropped = (dropout, seed) if beside else None
-            ranks = current()
+            ranks = current() if split is None else split.ranks
             if ranks is not None and ranks.placement is not None:
                 raise ArgumentError(
                     "placement", "is given to parallel(…), and this model makes its masks for whole inputs"
@@ -122,6 +124,8 @@ def _forward(want: Wanted | None) -> Callable[..., tuple[Tensor, Any]]:
             output = found.output
         else:
             output = plain()  # which a watch sees by itself
+        if split is not None:
+            split.keep()
         return output.transpose(1, 2).contiguous(), _shown(found, want, query.dtype)
 
     return clearhead_attention

@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from clearhead.calls import observe
 from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
+from clearhead.integrations.huggingface_split import SplitLayer
 from clearhead.nn.eviction import Policy, check_policy
 from clearhead.nn.kept import Kept
 from clearhead.nn.places import Held
@@ -165,7 +166,8 @@ class EvictingCache(Cache):
         layers = DynamicCache(config=config).layers
         if not layers:
             raise ArgumentError("config", "names no layers, expected that of a model that generates")
-        super().__init__(layers=[EvictingLayer(policy) if type(one) is DynamicLayer else one for one in layers])
+        plain = (DynamicLayer, SplitLayer)  # inside of parallel(mesh) it would be the other one
+        super().__init__(layers=[EvictingLayer(policy) if type(one) in plain else one for one in layers])
         mine = [one for one in self.layers if isinstance(one, EvictingLayer)]
         for one in mine:
             one.beside = mine

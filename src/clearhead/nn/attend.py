@@ -98,7 +98,9 @@ def _over_ranks(
     options |= {"mesh": split.mesh, "placement": Placement.on_all(q.shape[-2], keys.world), "key_placement": keys}
     if observe is None:
         return distributed.attention(q, k, v, **options), None
-    seen = distributed.observe(q, k, v, **options, **observe)
+    from clearhead.distributed.gathering import of_all_keys  # needs PyTorch's distributed part
+
+    seen = of_all_keys(distributed.observe(q, k, v, **options, **observe), keys, split.mesh)
     return seen.output, seen
 
 
