@@ -203,6 +203,33 @@ def observed_in_parts(model: Any, tokens: torch.Tensor) -> None:
     model.set_attn_implementation("clearhead")
 
 
+def watched(rank: int, world: int) -> None:
+    """A watch on one rank alone sees calls of whole tensors, and says which of split ones it missed; nobody waits."""
+    torch.manual_seed(0)
+    model = ch.nn.GPT(ch.nn.GPTConfig(vocabulary=31, context=64, layers=2, heads=4, width=32), dtype=torch.float64)
+    tokens = torch.randint(31, (1, 20), generator=torch.Generator().manual_seed(1))
+    placement = chd.place(ch.causal(), 20, world)
+    with torch.no_grad():
+        with ch.watch(model, want={"received": True}) as alone:
+            expected = model(tokens)
+        with chd.parallel(timeout=30):
+            if rank == 1:
+                with ch.watch(model, want={"received": True}) as seen:
+                    found = model(tokens)
+                assert len(seen) == len(alone) == 2
+                torch.testing.assert_close(seen[1].received, alone[1].received)
+            else:
+                found = model(tokens)
+        torch.testing.assert_close(found, expected)
+        with chd.parallel(placement=placement, timeout=30), ch.watch(model) as seen:
+            model(chd.shard(tokens, placement, rank, axis=1))
+        assert len(seen) == 0
+        assert "split over ranks" in seen.missed["blocks.0.attention"]
+        with ch.watch(model) as seen:
+            model.generate(tokens, 2, temperature=0, cache=lambda: model.caches(mesh=dist.group.WORLD))
+        assert "split over ranks" in seen.missed["blocks.1.attention"]
+
+
 def evicted_inside(model: Any, tokens: torch.Tensor) -> None:
     """A cache that keeps some tokens does so inside, too, on every rank the same."""
     from clearhead.integrations.huggingface_cache import EvictingCache

@@ -138,6 +138,7 @@ def everything(rank: int, world: int) -> None:
         work(rank, world)
     ranks_models.models(rank, world)
     ranks_models.split_caches(rank, world)
+    ranks_models.watched(rank, world)
     ranks_work.sharded(rank, world)
     ranks_work.lone_keys(rank, world)
     ranks_work.own_masks(rank, world)

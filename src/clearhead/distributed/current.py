@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.core.errors import ArgumentError
 from clearhead.distributed.placement import Placement
+from clearhead.torch_bridge.autograd import hand_over, overridden
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,12 +41,22 @@ class Ranks:
         from clearhead.distributed.entry import attention
         from clearhead.distributed.shared import shared_attention
 
-        if self.placement is None:
-            return shared_attention(q, k, v, mesh=self.group, timeout=self.timeout, **options)
-        return attention(
-            q, k, v, mesh=self.group, placement=self.placement, key_placement=self.placement, timeout=self.timeout,
-            **options,
-        )  # fmt: skip
+        how: dict[str, Any] = {"mesh": self.group, "timeout": self.timeout, **options}
+        if self.placement is not None:
+            how |= {"placement": self.placement, "key_placement": self.placement}
+        return in_sight(shared_attention if self.placement is None else attention, q, k, v, **how)
+
+
+def in_sight(attend: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """A call over ranks, made known as `attention` makes itself known: a watch sees it, or says that it was missed."""
+    import torch
+
+    others = tuple(options.get(name) for name in ("mask", "bias", "sinks"))
+    if not torch.compiler.is_compiling() and overridden(q, k, v, *others):
+        found: Tensor = hand_over(attend, (q, k, v), others, **options)
+        return found
+    output: Tensor = attend(q, k, v, **options)
+    return output
 
 
 # of this process; plain, so that what PyTorch compiles may look at it

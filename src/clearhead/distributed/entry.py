@@ -96,7 +96,8 @@ def observe(
 
     Of the queries that lie here: output, lse, max_score, entropy, top (with the positions of keys in the whole
     sequence) and weights. Of the keys that lie here: received. On every rank the same: map, and queries, which are
-    positions in the whole sequence. All but received, map and weights come out of the first pass.
+    positions in the whole sequence. All but received, map and weights come out of the first pass. Of DTensors, too, it
+    gives the parts that lie here, as plain tensors.
 
     >>> import torch, torch.distributed as dist, clearhead as ch
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # here a world of one process

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
-from clearhead.distributed.current import Ranks, current
+from clearhead.distributed.current import Ranks, current, in_sight
 from clearhead.distributed.entry import attention, observe
 from clearhead.distributed.placement import Placement
 from clearhead.nn.cache import KVCache
@@ -33,6 +33,9 @@ class SplitLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
     `patient` layers stay whole where no attention of clearhead's sees them, or where gradients are wanted.
     """
 
+    keys: Any  # None before the first update
+    values: Any
+
     def __init__(self, mesh: Any, block: int, *, patient: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.held, self.patient = KVCache(mesh=mesh, block=block), patient
@@ -52,7 +55,7 @@ class SplitLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
             )
         if not self.patient:
             check_gradients(key_states, value_states)
-        super().update(key_states, value_states)  # type: ignore[no-untyped-call]  # as above
+        super().update(key_states, value_states)
         handed: Any = self.keys.view(self.keys.shape)  # an object of its own, which only attention is handed
         handed.split_over = self
         return handed, self.values
@@ -77,15 +80,15 @@ class SplitLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
         """The output for all queries, on every rank the same, and what was attended to if it is wanted."""
         assert self.here is not None
         assert self.split is not None
-        keys, ranks = self.split.placement, current()
+        (k, v), keys, ranks = self.here, self.split.placement, current()
         timeout = None if ranks is None else ranks.timeout
-        where = {"mesh": self.split.mesh, "placement": Placement.on_all(given.queries, keys.world),
+        where: dict[str, Any] = {"mesh": self.split.mesh, "placement": Placement.on_all(given.queries, keys.world),
                  "key_placement": keys, "timeout": timeout}  # fmt: skip
         if wanted is None:
-            return attention(given.q, *self.here, **given.options, **where), None
+            return in_sight(attention, given.q, k, v, **given.options, **where), None
         from clearhead.distributed.gathering import of_all_keys  # needs PyTorch's distributed part
 
-        seen = observe(given.q, *self.here, **given.options, **where, **wanted)
+        seen = observe(given.q, k, v, **given.options, **where, **wanted)
         seen = of_all_keys(seen, keys, self.split.mesh, timeout=timeout)
         return seen.output, seen
 

@@ -15,7 +15,7 @@ from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
 from clearhead.core.positions import Rotary
 from clearhead.distributed import entry as distributed
-from clearhead.distributed.current import current
+from clearhead.distributed.current import current, in_sight
 from clearhead.distributed.placement import Placement
 from clearhead.nn.places import Split
 
@@ -97,7 +97,7 @@ def _over_ranks(
     keys = split.placement
     options |= {"mesh": split.mesh, "placement": Placement.on_all(q.shape[-2], keys.world), "key_placement": keys}
     if observe is None:
-        return distributed.attention(q, k, v, **options), None
+        return in_sight(distributed.attention, q, k, v, **options), None
     from clearhead.distributed.gathering import of_all_keys  # needs PyTorch's distributed part
 
     seen = of_all_keys(distributed.observe(q, k, v, **options, **observe), keys, split.mesh)
