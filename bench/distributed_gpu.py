@@ -57,14 +57,22 @@ def alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor,
     }  # fmt: skip
 
 
-def over_ranks(rank: int, world: int, into: str) -> None:
-    """One rank's part: every mask, dtype and way; rank 0 writes down how far each is, in errors of one process."""
+def over_ranks(rank: int, world: int, into: str, seconds: float) -> None:
+    """One rank's part: every mask, dtype and way; rank 0 writes down how far each is, in errors of one process.
+
+    After so many seconds nothing new is begun: on a GPU most of the time goes into compiling.
+    """
+    began = time.monotonic()
     if DEVICE == "cuda":
         torch.cuda.set_device(0)
     dist.barrier()  # here NCCL says that two ranks share a GPU, if it minds
-    rows = []
-    for dtype in (torch.float32, torch.bfloat16):
+    rows: list[dict[str, Any]] = []
+    for dtype in (torch.bfloat16, torch.float32):
         for name, mask in MASKS.items():
+            late = torch.tensor([time.monotonic() - began > seconds], dtype=torch.int32, device=DEVICE)
+            dist.all_reduce(late)
+            if late:
+                break
             q, k, v, dout = numbers(dtype)
             placement = chd.place(mask, N, world)
             exact = alone(*(a.double() for a in (q, k, v, dout)), mask)
@@ -91,15 +99,16 @@ def over_ranks(rank: int, world: int, into: str) -> None:
         Path(into).write_text(json.dumps(rows))
 
 
-def ranked(backend: str, world: int) -> dict[str, Any]:
-    """How many checks there were, and which failed."""
+def ranked(backend: str, world: int, seconds: float) -> dict[str, Any]:
+    """How many checks there were of how many, and which failed."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "found.json"
-        ranks.together(world, over_ranks, str(into), backend=backend)
+        ranks.together(world, over_ranks, str(into), seconds, backend=backend)
         rows = json.loads(into.read_text())
     bad = [row for row in rows if not row["of budget"] <= 1]
     return {
         "checks": len(rows),
+        "of": 2 * len(MASKS) * 3 * 9,
         "failures": len(bad),
         "worst": max(row["of budget"] for row in rows),
         "failed": bad[:9],
@@ -108,7 +117,7 @@ def ranked(backend: str, world: int) -> dict[str, Any]:
 
 def in_a_process(backend: str, world: int, seconds: float) -> dict[str, Any]:
     """The same in a process of its own: a driver that does not answer keeps nobody."""
-    command = [sys.executable, __file__, "--one", backend, str(world)]
+    command = [sys.executable, __file__, "--one", backend, str(world), str(0.5 * seconds)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -180,11 +189,11 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=8.0)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2])
     parser.add_argument("--limit", type=float, default=110.0)
-    parser.add_argument("--one", nargs=2, help="back end and ranks: one run of `ranks`, as JSON")
+    parser.add_argument("--one", nargs=3, help="back end, ranks and seconds: one run of `ranks`, as JSON")
     parser.add_argument("--json")
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(ranked(given.one[0], int(given.one[1]))))
+        print(json.dumps(ranked(given.one[0], int(given.one[1]), float(given.one[2]))))
         return
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "no GPU: tensors of the CPU"

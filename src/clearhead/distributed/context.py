@@ -18,9 +18,11 @@ def parallel(mesh: Any = None, placement: Placement | None = None, *, timeout: f
 
     Without a placement every rank runs the model on the same whole input, and each attends for a part of the queries
     (for a part of the keys where there are fewer queries than ranks, as in generating), balanced by the pairs that the
-    model's own mask allows. Of the cache that a Hugging Face model makes for itself here every rank keeps a part. With a placement every rank runs the model on its part of the sequences, `shard(tokens,
-    placement, rank, axis=1)`, and positions, masks and gradients are those of the whole ones; layers of `clearhead.nn`
-    take that. A part of a loss belongs to each rank then, and gradients of weights are to be added up over ranks.
+    model's own mask allows. Of the cache that a Hugging Face model makes for itself here every rank keeps a part.
+
+    With a placement every rank runs the model on its part of the sequences, `shard(tokens, placement, rank, axis=1)`,
+    and positions, masks and gradients are those of the whole ones; layers of `clearhead.nn` take that. A part of a loss
+    belongs to each rank then, and gradients of weights are to be added up over ranks.
 
     >>> import torch, torch.distributed as dist, clearhead as ch
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # here a world of one process

@@ -27,6 +27,7 @@ from clearhead.watching.attending import ATTENTION
 from clearhead.watching.distance import mean_distance
 from clearhead.watching.familiar import Way
 from clearhead.watching.given import Given
+from clearhead.watching.multi_head import through, wants_weights
 from clearhead.watching.recorder import Recorder
 from clearhead.watching.results import dual, laid_out, trusted
 from clearhead.watching.steps import FIXED, PLAIN, Steps, tensors
@@ -372,8 +373,8 @@ def _multi_head(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         sees(*a, **k)
         raise Enough
 
-    if not _wants_weights(args, kwargs):
-        return _through(sees)(*args, **kwargs)
+    if not wants_weights(args, kwargs):
+        return through(sees)(*args, **kwargs)
     names = func.__code__.co_varnames[: func.__code__.co_argcount]
     call = {**dict(zip(names, args, strict=False)), **kwargs}
     alone = call | {"need_weights": False, "training": False, "is_causal": False}
@@ -383,27 +384,10 @@ def _multi_head(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             raise ArgumentError(
                 "layer", "gives its weights and drops some of them: its heads are not changed in training"
             )
-        return _through(sees)(**alone)[0], *result[1:]
+        return through(sees)(**alone)[0], *result[1:]
     try:
         with torch.no_grad():
-            _through(only_looks)(**alone)
+            through(only_looks)(**alone)
     except Enough:
         pass
     return result
-
-
-def _wants_weights(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    code = F.multi_head_attention_forward.__code__
-    place = code.co_varnames.index("need_weights")
-    return bool(args[place] if len(args) > place else kwargs.get("need_weights", True))
-
-
-def _through(attention: Callable[..., Tensor]) -> Callable[..., Any]:
-    """`multi_head_attention_forward` with another attention inside: the same code over changed names.
-
-    It asks for the mode before it does anything, and the mode would never see inside; patching the module would be seen
-    by every thread.
-    """
-    source = F.multi_head_attention_forward
-    names = {**vars(F), "has_torch_function": lambda _: False, "scaled_dot_product_attention": attention}
-    return types.FunctionType(source.__code__, names, source.__name__, source.__defaults__, source.__closure__)
