@@ -7,7 +7,6 @@ it is left. All watches that are open share it, so that they may be nested and m
 from __future__ import annotations
 
 import threading
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
