@@ -15,12 +15,9 @@ import clearhead as ch
 from clearhead.kernels.compiled import native
 
 built = pytest.mark.skipif(native is None, reason="the compiled kernel is not built: there is no C++ compiler")
-# the instruction sets that this machine has, by name; the kernel by itself takes the best of them
-INSTRUCTION_SETS = [
-    name
-    for name in ("portable", "neon", "neon_fp16", "neon_bf16", "avx2", "avx512", "avx512_bf16", "amx")
-    if native is not None and native.has(name)
-]
+# all instruction sets that there are, and those that this machine has; the kernel by itself takes the best of them
+ALL_SETS = ("portable", "neon", "neon_fp16", "neon_bf16", "avx2", "avx512", "avx512_bf16", "amx")
+INSTRUCTION_SETS = [name for name in ALL_SETS if native is not None and native.has(name)]
 # those that multiply half precision as it is, and which; all else they do as the set that they add to
 OF_HALF = {
     "neon_fp16": ["float16"],

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import borders
+import draw
 import numpy as np
 import pytest
 import row_by_row
 from cases import Case
-from conformance import INSTRUCTION_SETS, OF_HALF, built, whole
+from conformance import ALL_SETS, INSTRUCTION_SETS, OF_HALF, built, whole
 from libraries import LIBRARIES
 
 from clearhead.kernels.compiled import compiled, native
 from clearhead.kernels.tiled import tiled
 
 NUMPY = LIBRARIES[0]
+NATIVE = Path(__file__).parents[1] / "src" / "clearhead" / "native"
 
 
 def compiled_cases() -> list[pytest.ParameterSet]:
@@ -54,6 +59,14 @@ def test_the_sizes_of_the_compiled_kernel_divide_one_another() -> None:
             for name in ("small", "block", "together", "chunk", "chunks"):
                 assert queries[name] % queries["panel"] == 0, (isa, wide, name)
             assert keys["back_tile"] % queries["panel"] == 0, (isa, wide)
+
+
+def test_every_instruction_set_is_held_to_the_cases() -> None:
+    declared = re.findall(r"^namespace (\w+) \{ const Kernel\* kernel\(\); \}", (NATIVE / "kernel.h").read_text(), re.M)
+    assert tuple(declared) == ALL_SETS
+    assert set(draw.ISAS) == {"", *ALL_SETS}
+    if native is not None:
+        assert native.instruction_set() in INSTRUCTION_SETS
 
 
 @built
