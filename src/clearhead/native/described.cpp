@@ -5,27 +5,15 @@
 #include <atomic>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 
-#ifdef __linux__
-#include <sched.h>
-#endif
+#include "cores.h"
 
 namespace clearhead {
 namespace {
 
 std::atomic<int> most_threads{1};
 std::atomic<bool> no_more_than_cores{false};
-
-// The cores that this process may run on now.
-int cores() {
-#ifdef __linux__
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(CPU_COUNT(&set), 1);
-#endif
-  return std::max(int(std::thread::hardware_concurrency()), 1);
-}
 
 int64_t bytes_of(int type) {
   switch (type) {

@@ -1,5 +1,6 @@
 // What was attended to, gathered from weights[key][query] tile by tile: received, map, top, whole rows.
 #pragma once
+#include "best.h"
 #include "keys.h"
 
 namespace clearhead {
@@ -68,8 +69,8 @@ inline std::vector<std::string> observes() { return Sought::names(); }
 template <class T> class Observer {
  public:
   static constexpr int panel = kPanel<T>, lanes = kLanes<T>;
-  static constexpr int64_t kStep = 8;     // keys whose largest weight is kept
-  static constexpr int64_t kSorted = 16;  // how many are sought at most, where a bar is found first
+  static constexpr int64_t kStep = 8;               // keys whose largest weight is kept
+  static constexpr int64_t kSome = 8, kMany = 16;   // how many are sought at most, where a bar is found first
 
   Observer(const Call& call, const Sought& sought, int64_t b, int64_t h, int64_t first, int64_t last)
       : call_(call), want_(sought), b_(b), h_(h), last_(last), by_key_(call, sought.by_key, b, h) {
@@ -226,20 +227,8 @@ template <class T> class Observer {
     std::fill(least, least + panel, std::numeric_limits<T>::infinity());
     std::fill(bar, bar + panel, T(0));
     for (int64_t i = i0; i < i1; ++i) least[i - i0] = best(i)[want_.top - 1];
-    const int64_t many = want_.top;
-    for (int x = 0; x < kVecs && many <= kSorted && many <= steps; ++x) {
-      Vec<T> sorted[kSorted] = {};
-      for (int64_t n = 0; n < steps; ++n) {
-        Vec<T> next = load<T>(steps_.data() + n * panel + x * lanes);
-        if (!lanes_above<T>(next, max(sorted[many - 1], load<T>(least + x * lanes)))) continue;  // no lane gains by it
-        for (int64_t place = 0; place < many; ++place) {
-          const Vec<T> larger = max(sorted[place], next);
-          next = min(sorted[place], next);
-          sorted[place] = larger;
-        }
-      }
-      store<T>(bar + x * lanes, sorted[many - 1]);
-    }
+    if (want_.top <= steps && want_.top <= kSome) find_bar<kSome>(steps, least, bar);
+    else if (want_.top <= steps && want_.top <= kMany) find_bar<kMany>(steps, least, bar);
     int64_t first = j0;
     for (int64_t n = 0; n < steps; first = ends_[n++])
       for (int part = 0; part < kVecs; ++part) {
@@ -247,12 +236,23 @@ template <class T> class Observer {
         uint32_t news = lanes_above<T>(most, load<T>(least + part * lanes)) & ~lanes_above<T>(load<T>(bar + part * lanes), most);
         for (; news; news &= news - 1) {
           const int x = part * lanes + __builtin_ctz(news);
-          for (int64_t k = first; k < ends_[n]; ++k) {
-            const T w = weights[(k - j0) * panel + x];
-            if (w > least[x] && w >= bar[x]) least[x] = insert(i0 + x, w, k);
-          }
+          const T* const column = weights + (first - j0) * panel + x;
+          uint32_t found = 0;  // which of the keys; nobody could foresee a branch for each
+          for (int64_t k = 0; k < ends_[n] - first; ++k)
+            found |= uint32_t((column[k * panel] > least[x]) & (column[k * panel] >= bar[x])) << k;
+          for (; found; found &= found - 1)
+            if (const int64_t k = __builtin_ctz(found); column[k * panel] > least[x]) least[x] = insert(i0 + x, column[k * panel], first + k);
         }
       }
+  }
+
+  template <int64_t most> void find_bar(int64_t steps, const T* least, T* bar) const {
+    for (int x = 0; x < kVecs; ++x) {
+      Best<T, most> sorted;
+      for (int64_t n = 0; n < steps; n += kTogetherBest)
+        sorted.add(steps_.data() + n * panel + x * lanes, panel, steps - n, load<T>(least + x * lanes));
+      store<T>(bar + x * lanes, sorted.at(want_.top - 1));
+    }
   }
 
   T* best(int64_t i) const { return static_cast<T*>(want_.top_weights) + (call_.row_of(b_, h_) + i) * want_.top; }

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "cores.h"
 #include "fork.h"
 #include "pause.h"
 
@@ -46,7 +47,7 @@ class Pool {
       open_.push_back(&job);
       places_ += job.places;
     }
-    wake(threads - 1);
+    wake(std::min(threads, cores()) - 1);  // more would only take turns
     work(data, 0);
     {
       const std::lock_guard<Spinning> lock(list_);
@@ -77,7 +78,7 @@ class Pool {
 
   void serve(int own) {
     for (;;) {
-      watch();
+      watch(own);
       if (Job* job = nullptr; const int number = join(job, own)) {
         job->work(job->data, number);
         --job->inside;
@@ -85,9 +86,9 @@ class Pool {
     }
   }
 
-  // Until a job has places.
-  void watch() {
-    const auto until = std::chrono::steady_clock::now() + kWatch;
+  // Until a job has places. Threads that are more than the cores sleep at once: who watches has a core that others could use.
+  void watch(int own) {
+    const auto until = std::chrono::steady_clock::now() + (places_ <= 0 && own < cores() ? kWatch : kWatch.zero());
     while (places_ <= 0) {
       for (int n = 0; n < 64 && places_ <= 0; ++n) pause();
       if (places_ > 0 || std::chrono::steady_clock::now() < until) continue;
