@@ -10,11 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from budget import Expected, check, given, hold
 
 import clearhead as ch
 
 Q, K, V = (jnp.asarray(a, jnp.float32) for a in np.random.default_rng(0).standard_normal((3, 2, 3, 5, 4)))
 NUMBERS = tuple(map(np.asarray, (Q, K, V)))  # the same by NumPy, which has no steps to compile
+WIDE = tuple(a.astype(jnp.float64) for a in (Q, K, V))
+EPS = float(np.finfo(np.float32).eps)
 LOWER = np.tri(5, dtype=bool)
 MASKS = {
     "causal": lambda: ch.causal() & ch.window(3),
@@ -37,9 +40,9 @@ def test_a_mask_made_anew_is_not_compiled_anew(make, static: bool) -> None:
         return ch.attention(q, K, V, mask=mask)
 
     compiled = jax.jit(run, static_argnames="mask") if static else jax.jit(run)
-    expected = ch.attention(*NUMBERS, mask=make())
+    allowed = given(Q, K, V, mask=make())
     for _ in range(5):
-        np.testing.assert_allclose(compiled(Q, mask=make()), expected, atol=2e-6)
+        hold({"output": compiled(Q, mask=make())}, allowed, 5)
     assert len(compilations) == 1
     compiled(Q, mask=ch.prefix(2))
     assert len(compilations) == 2
@@ -52,7 +55,7 @@ def test_a_static_mask_keeps_the_numbers_that_it_was_compiled_with() -> None:
     before = compiled(Q, mask=mask)
     array[:] = True
     np.testing.assert_array_equal(compiled(Q, mask=mask), before)
-    np.testing.assert_allclose(compiled(Q, mask=ch.where(array)), ch.attention(*NUMBERS), atol=2e-6)
+    hold({"output": compiled(Q, mask=ch.where(array))}, given(Q, K, V), 5)
 
 
 def test_arrays_of_a_mask_change_without_compiling() -> None:
@@ -64,13 +67,11 @@ def test_arrays_of_a_mask_change_without_compiling() -> None:
         return ch.attention(Q, K, V, mask=mask & ch.causal())
 
     for counts in ([3, 5], [1, 2], [5, 4]):
-        np.testing.assert_allclose(
-            run(ch.lengths(counts)), ch.attention(*NUMBERS, mask=ch.lengths(counts) & ch.causal()), atol=2e-6
-        )
+        hold({"output": run(ch.lengths(counts))}, given(Q, K, V, mask=ch.lengths(counts) & ch.causal()), 5)
     assert len(compilations) == 1
     arrays = np.random.default_rng(1).random((2, 5, 5)) < 0.6
     mapped = jax.jit(jax.vmap(lambda q, k, v, mask: ch.attention(q, k, v, mask=mask)))(Q, K, V, ch.where(arrays))
-    np.testing.assert_allclose(mapped, ch.attention(*NUMBERS, mask=arrays[:, None]), atol=2e-6)
+    hold({"output": mapped}, given(Q, K, V, mask=arrays[:, None]), 5)
     with (
         (jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64)(False),
         pytest.raises(ch.ArgumentError, match="which JAX would cut to 32 bits: make it a static argument"),
@@ -83,12 +84,19 @@ def test_what_is_observed_comes_out_of_jit() -> None:
     inside = jax.jit(lambda q: ch.observe(q, K, V, mask=ch.causal(), **wanted))(Q)
     outside = ch.observe(*NUMBERS, mask=ch.causal(), kernel=inside.kernel, **wanted)
     assert isinstance(inside, ch.Observed)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), inside, outside)
+    names = ("output", "lse", "max_score", "entropy", "received", "weights")
+    allowed = given(Q, K, V, mask=ch.causal())
+    hold({name: getattr(inside, name) for name in names}, allowed, 5)
+    rows = [part[..., 1:2, :] for part in allowed["weights"][:2]]
+    check(inside.queries.weights, allowed["weights"]._replace(exact=rows[0], plain=rows[1]), 5, "queries")
+    np.testing.assert_array_equal(inside.top.indices, outside.top.indices)
+    for got, expected in zip(inside.map, outside.map, strict=True):  # of nine weights at most
+        np.testing.assert_allclose(got, expected, rtol=9 * float(np.finfo(np.float32).eps))
     assert repr(inside).splitlines()[0] == repr(outside).splitlines()[0]
     parts = [jax.jit(ch.observe)(Q, K[:, :, some], V[:, :, some]).partial for some in (slice(2), slice(2, 5))]
     merged = jax.jit(ch.merge)(*parts)
     assert isinstance(merged, ch.Partial)
-    np.testing.assert_allclose(merged.output, ch.attention(*NUMBERS), atol=2e-6)
+    hold({"output": merged.output}, given(Q, K, V), 5)
 
 
 def test_a_trace_and_a_bias_are_trees_too() -> None:
@@ -110,21 +118,28 @@ def test_a_traced_scale_is_compiled_once_and_differentiated(kernel: str, mask) -
 
     def total(scale, q):
         compilations.append(scale)
-        return (ch.attention(q, K, V, scale=scale, mask=mask, kernel=kernel) * Q).sum()
+        k, v, dout = (a.astype(q.dtype) for a in (K, V, Q))
+        return (ch.attention(q, k, v, scale=scale, mask=mask, kernel=kernel) * dout).sum()
 
-    compiled, slope = jax.jit(total), jax.jit(jax.grad(total))
+    # both are sums of as many terms as there are numbers in q, which may cancel; Σ q · dq is the slope times the scale
+    def room(scale, q):
+        output, pull = jax.vjp(lambda q: ch.attention(q, *WIDE[1:], scale=scale, mask=mask, kernel="dense"), q)
+        return float(abs(output * q).sum()), float(abs(pull(q)[0] * q).sum() / scale)
+
+    compiled, slope, q = jax.jit(total), jax.jit(jax.grad(total)), WIDE[0]
     for scale in (0.1, 0.5, 2.0, jnp.bfloat16(0.5), 1):
-        expected = (ch.attention(*NUMBERS, scale=float(scale), mask=mask, kernel=kernel) * NUMBERS[0]).sum()
-        np.testing.assert_allclose(compiled(scale, Q), expected, rtol=2e-5, atol=2e-5)
+        exact, plain = (
+            (ch.attention(*arrays, scale=float(scale), mask=mask) * arrays[0]).sum() for arrays in (WIDE, NUMBERS)
+        )
+        allowed = Expected(np.asarray(exact), np.asarray(plain), EPS, room(float(scale), q)[0])
+        check(compiled(scale, Q), allowed, Q.size, "total")
     compilations.clear()
     for scale in (0.3, 0.7):
         compiled(scale, Q)
-        exact = [
-            (ch.attention(*(a.astype(float) for a in NUMBERS), scale=scale + step, mask=mask) * NUMBERS[0]).sum()
-            for step in (1e-5, -1e-5)
-        ]
-        np.testing.assert_allclose(slope(scale, Q), (exact[0] - exact[1]) / 2e-5, rtol=1e-4)
-    assert len(compilations) == 1  # of the slope; the sum was compiled for a float before
+        got = slope(scale, Q)
+        exact = np.asarray(jax.grad(total)(scale, q))
+        check(got, Expected(exact, exact, EPS, room(scale, q)[1]), Q.size, "slope")
+    assert len(compilations) == 3  # of the slope, and twice of what is exact; the sum was compiled for a float before
     half = jax.jit(lambda scale: ch.attention(*(a.astype(jnp.bfloat16) for a in (Q, K, V)), scale=scale))(0.5)
     assert half.dtype == jnp.bfloat16
 
@@ -147,17 +162,15 @@ def test_a_traced_seed_drops_what_the_number_drops(kernel: str) -> None:
         return ch.attention(Q, K, V, **options), ch.gradients(Q, K, V, Q, **options)
 
     for seed in (0, 7, 2**31 - 1):
-        options = {"dropout": (0.5, seed), "kernel": kernel, "mask": ch.causal()}
         output, gradients = run(seed)
-        np.testing.assert_allclose(output, ch.attention(*NUMBERS, **options), atol=2e-6)
-        for got, expected in zip(gradients, ch.gradients(*NUMBERS, NUMBERS[0], **options), strict=True):
-            np.testing.assert_allclose(got, expected, atol=5e-6)
+        allowed = given(Q, K, V, Q, dropout=(0.5, seed), mask=ch.causal())
+        hold({"output": output, **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}, allowed, 5)
     assert len(compilations) == 1
     # numbers of JAX, of 32 and 64 bits, with and without a sign, mean what PyTorch's mean
     dropped = jax.jit(lambda seed: ch.attention(Q, K, V, dropout=(0.5, seed), kernel=kernel))
     for seed, number in ((jnp.uint32(2**32 - 1), 2**32 - 1), (jnp.int32(-2), 2**64 - 2), (2**40 + 5, 2**40 + 5)):
         expected = ch.attention(*NUMBERS, dropout=(0.5, number), kernel=kernel)
-        np.testing.assert_allclose(dropped(seed), expected, atol=2e-6)
+        hold({"output": dropped(seed)}, given(Q, K, V, dropout=(0.5, number)), 5)
         np.testing.assert_array_equal(ch.attention(*NUMBERS, dropout=(0.5, jnp.asarray(seed)), kernel=kernel), expected)
 
 
