@@ -80,8 +80,7 @@ IN_PROGRAMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("wide", [False, True], ids=["32 bits", "64 bits"])
-@pytest.mark.parametrize("name", IN_PROGRAMS)
+@pytest.mark.parametrize(("name", "wide"), [*((name, False) for name in IN_PROGRAMS), ("documents", True)])
 def test_programs_lend_their_arrays(name: str, wide: bool) -> None:
     options = IN_PROGRAMS[name]
     with (jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64)(wide):
