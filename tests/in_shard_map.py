@@ -62,6 +62,10 @@ def main() -> None:
             np.testing.assert_allclose(got, wanted, atol=1e-11)
     with pytest.raises(ch.ArgumentError, match="expected the name of an axis"):
         chd.attention(q, k, v, mesh="nowhere")
+    with pytest.raises(ch.ArgumentError, match="way: is 'heads', expected 'ring' or None"):
+        over(partial(chd.attention, mesh="ring", way="heads"), ROWS)(q, k, v)
+    with pytest.raises(ch.KernelRefused, match="'dense' refused: under shard_map"):
+        over(partial(chd.attention, mesh="ring", kernel="dense"), ROWS)(q, k, v)
     print("all as on one device")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from clearhead.core.array_masks import given_mask
 from clearhead.core.arrays import Array, Library, made
-from clearhead.core.errors import ArgumentError
+from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.grid import Grid, bins, blocks
 from clearhead.core.observations import Map, Observed, Rows, Top, Want
 from clearhead.core.partial import keys_share
@@ -21,6 +21,7 @@ from clearhead.distributed.at_positions import DropoutAt, MaskAt, Places, bias_a
 from clearhead.distributed.placement import Placement
 from clearhead.distributed.tally import Ended, Tally
 from clearhead.distributed.wanting import wanted_of_parts
+from clearhead.kernels.choose import named
 from clearhead.kernels.slab import Slab
 from clearhead.kernels.tiled import tiled, weigh
 
@@ -41,6 +42,10 @@ class Ring:
                 "mesh", f"is {axis!r}, expected the name of an axis of a shard_map around this call"
             ) from None
         self.axis = axis
+        if given["way"] not in (None, "ring"):
+            raise ArgumentError("way", f"is {given['way']!r}, expected 'ring' or None: under shard_map keys go around")
+        if given["kernel"] is not None and named(given["kernel"]) is not tiled:
+            raise KernelRefused(given["kernel"], "under shard_map positions are traced, which `tiled` alone takes")
         q, k, v = given["q"], given["k"], given["v"]
         scale = given["scale"]
         if given["temperature"] is not None:
