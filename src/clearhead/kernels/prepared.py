@@ -19,8 +19,8 @@ from clearhead.core.problem import Problem, default_scale
 from clearhead.kernels.extension import native
 from clearhead.kernels.threads import allow, team, threads
 
-# multiply-adds that are worth a thread more, and bytes of keys and values: to have its attention takes some µs, in which
-# a core with wider vectors does more itself
+# multiply-adds that are worth a thread more, and bytes of keys and values: to have its attention takes some µs, in
+# which a core with wider vectors does more itself
 LANES = 4 if native is None else native.sizes("", False)["queries"]["lanes"]
 THREAD_WORK, THREAD_BYTES = 31_250 * LANES, 200_000
 # multiply-adds from which on a call may take so long that somebody wants to interrupt it
