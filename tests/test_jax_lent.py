@@ -196,6 +196,9 @@ def test_what_is_not_known_when_a_program_is_compiled_is_refused_in_words(name: 
     said = []
     jax.jit(lambda q, x: said.append(kernel.rejects(pose(q, K, V, **options(x)))))(Q, jnp.ones(2))
     assert said == [reason]
+    if "traced" in name:  # also where nothing else is
+        jax.jit(lambda x: said.append(kernel.rejects(pose(Q, K, V, **options(x)))))(jnp.ones(2))
+        assert said[1] == reason
 
 
 def test_a_gpu_gets_a_call_and_no_matrix_of_all_pairs() -> None:

@@ -29,7 +29,11 @@ def refused(problem: Problem, rejects: Callable[[Problem], str | None]) -> str |
 
 def traced(problem: Problem) -> bool:
     """True in a program that JAX is compiling, or where it differentiates."""
-    return any(map(is_traced, (problem.q, problem.k, problem.v, problem.scale, problem.sinks)))
+    arrays = (problem.q, problem.k, problem.v, problem.scale, problem.sinks)
+    if any(map(is_traced, arrays)):
+        return True
+    options = [option for option in (problem.mask, problem.bias, problem.softcap) if option is not None]
+    return bool(options) and any(map(is_traced, sys.modules["jax"].tree.leaves(options)))
 
 
 def _programs() -> Any:
