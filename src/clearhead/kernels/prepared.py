@@ -16,7 +16,6 @@ from clearhead.core.arrays import Array, is_traced
 from clearhead.core.mask import Mask
 from clearhead.core.mask_keys import mask_key
 from clearhead.core.problem import Problem, default_scale
-from clearhead.kernels.extension import native
 from clearhead.kernels.threads import allow, team, threads
 
 # multiply-adds that are worth a thread more, and bytes of keys and values: to have its attention takes some µs, in

@@ -145,10 +145,8 @@ class Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():  # it is written down, and seen when it runs
             return func(*args, **kwargs)
-        if func in sdpa.NAMES or func is attention:
+        if func in sdpa.NAMES or func is attention or own.over_ranks(func):
             return known(seen_call(func, args, kwargs))
-        if "mesh" in kwargs and getattr(func, "__module__", "").startswith("clearhead.distributed"):
-            return known(_over_ranks(func, args, kwargs))
         if func is F.multi_head_attention_forward:
             return known(_multi_head(func, args, kwargs))
         kind: Any = type(func)
@@ -187,9 +185,10 @@ def seen_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, lay: 
         return func(*args, **kwargs)
 
     try:
-        if func is attention:
+        if func is attention or own.over_ranks(func):
             given, dropped = own.read(*args, **kwargs), kwargs.get("dropout") is not None
-            return attend(given, plain, beside=dropped, ours=True)
+            # a call over ranks is made in any case, since others wait for it
+            return attend(given, plain, beside=dropped or func is not attention, ours=True)
         # who is alone may have met such a call before
         played = active.recorders[0].played if len(active.recorders) == 1 else None
         kind = None if played is None else again.kind_of(*args, **kwargs)
@@ -213,24 +212,6 @@ def seen_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, lay: 
     if played is not None and kind is not None and known is None:
         again.learn(played, kind, active.recorders[0].wanted, sdpa.arguments(*args, **kwargs))
     return result
-
-
-def _over_ranks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The result of a call over ranks, which is made in any case, since others wait for it, and observed beside it.
-
-    Of a sequence that is split no rank has all keys: such a call is missed, and said to be.
-    """
-
-    def plain() -> Tensor:
-        return func(*args, **kwargs)
-
-    if "placement" in kwargs:
-        for recorder in active.recorders:
-            recorder.count(_way(recorder))
-            recorder.refuse("its sequences are split over ranks: clearhead.distributed.observe(…) sees that")
-        return plain()
-    options = {name: value for name, value in kwargs.items() if name not in ("mesh", "timeout")}
-    return attend(own.read(*args, **options), plain, beside=True, ours=True)
 
 
 def play(recorder: Recorder, known: again.Kind, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:

@@ -16,11 +16,19 @@ from clearhead.core.problem import pose
 from clearhead.watching.given import Given
 
 
+def over_ranks(function: Any) -> bool:
+    """True for our attention over many ranks, of which each has all queries and keys, or a part."""
+    return getattr(function, "__module__", None) in ("clearhead.distributed.shared", "clearhead.distributed.entry")
+
+
 def read(q: Tensor, k: Tensor, v: Tensor, *, dropout: Any = None, kernel: str | None = None, **options: Any) -> Given:
     """A call in the terms of `observe`, with masks and biases as arrays.
 
     Causality stays what it is. Another mask value is asked for all pairs at once, a byte for each.
     """
+    if "placement" in options:
+        raise ValueError("it is split over ranks, none of which has all keys: clearhead.distributed.observe(…) sees it")
+    options = {name: value for name, value in options.items() if name not in ("mesh", "timeout")}
     problem = pose(q, k, v, **options)
     causal, mask = _hidden(problem.mask, problem.grid, q.device)
     return Given(
