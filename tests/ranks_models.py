@@ -247,11 +247,23 @@ def encoders(rank: int, world: int) -> None:
     """A model with an encoder reads the keys of cross-attention from its cache itself: they are of all ranks, too."""
     from transformers import BartConfig, BartForConditionalGeneration
 
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "vocab_size": 37, "max_position_embeddings": 64}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    sizes: dict[str, Any] = {
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 2,
+        "vocab_size": 37,
+        "max_position_embeddings": 64,
+    }
+    heads: dict[str, Any] = {
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+    }
     torch.manual_seed(0)
     config = BartConfig(**sizes, **heads, attn_implementation="clearhead")
-    model: Any = BartForConditionalGeneration(config).double().eval()
+    made: Any = BartForConditionalGeneration(config)
+    model = made.double().eval()
     tokens = torch.randint(3, 37, (2, 41), generator=torch.Generator().manual_seed(4))
     given: dict[str, Any] = {"input_ids": tokens, "do_sample": False, "num_beams": 2, "max_new_tokens": 12}
     expected = model.generate(**given)
