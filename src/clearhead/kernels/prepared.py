@@ -18,8 +18,8 @@ from clearhead.core.mask_keys import mask_key
 from clearhead.core.problem import Problem, default_scale
 from clearhead.kernels.threads import allow, team, threads
 
-# multiply-adds that are worth a thread more, and bytes of keys and values: to have its attention takes some µs; more for
-# wider vectors was tried on 16 cores with AVX-512, where (1, 8, 32, 64) then took 70 µs and not 44
+# multiply-adds that are worth a thread more, and bytes of keys and values: to have its attention takes some µs. More
+# for wider vectors was tried on 16 cores with AVX-512, where (1, 8, 32, 64) then took 70 µs and not 44
 THREAD_WORK, THREAD_BYTES = 125_000, 200_000
 # multiply-adds from which on a call may take so long that somebody wants to interrupt it
 LONG_WORK = 1_000_000
