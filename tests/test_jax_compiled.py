@@ -58,7 +58,8 @@ def wide(tree: Any) -> Any:
 def held(got: Any, plain: Any, exact: Any, keys: int, size: float | None = None) -> None:
     """All arrays within the error that `budget.py` derives; whole numbers are the same.
 
-    Where a result is one number, the sum of so many that most of them cancel, `size` is the sum of their sizes.
+    Where a result is one number, the sum of so many that most of them cancel, `size` is the sum of their sizes, and as
+    many are added up as queries have numbers.
     """
 
     def one(got: Any, plain: Any, exact: Any) -> None:
@@ -66,9 +67,8 @@ def held(got: Any, plain: Any, exact: Any, keys: int, size: float | None = None)
             np.testing.assert_array_equal(got, exact)
             return
         assert (got.dtype, exact.dtype) == (np.float32, np.float64)
-        budget.check(
-            got, budget.Expected(*map(np.asarray, (exact, plain)), EPS, None if exact.ndim else size), keys, ""
-        )
+        of, terms = (None, keys) if exact.ndim else (size, Q.size)
+        budget.check(got, budget.Expected(*map(np.asarray, (exact, plain)), EPS, of), terms, "")
 
     jax.tree.map(one, got, plain, exact)
 

@@ -189,10 +189,7 @@ ch.attention(x, x, x)
 @pytest.mark.parametrize(
     ("shape", "threads"), [((1, 1, 5, 4), 0), ((1, 1, 16, 64), 0), ((1, 8, 32, 64), 8), ((1, 12, 128, 64), 201)]
 )
-def test_threads_grow_with_the_work(shape: tuple[int, ...], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what vectors of four numbers are worth; a core with wider ones does more before another is worth it."""
-    assert prepared.THREAD_WORK * 4 == 125_000 * prepared.LANES
-    monkeypatch.setattr(prepared, "THREAD_WORK", 125_000)
+def test_threads_grow_with_the_work(shape: tuple[int, ...], threads: int) -> None:
     assert Effort.of(pose(*arrays(*shape))).wanted == threads
 
 
