@@ -1,4 +1,5 @@
 """transformers' function for "sdpa" is not run again for a call of a kind that was met, and else always."""
+# ruff: noqa: F811  # who asks for a fixture that is imported has an argument of its name
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import hf_models as hf
 import pytest
 import torch
 from interpreted import MARKS
-from test_watch_again import TOP, gpu, same  # noqa: F401  # a fixture
+from test_watch_again import TOP, gpu, same  # noqa: F401  # `gpu` is a fixture, asked for by its name
 
 import clearhead as ch
 from clearhead.watching import familiar, shortcut
@@ -40,7 +41,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 @pytest.mark.usefixtures("interpreting")
-def test_a_call_that_was_met_is_made_without_it_and_is_the_same(gpu: list[Any], runs: list[Any]) -> None:  # noqa: F811
+def test_a_call_that_was_met_is_made_without_it_and_is_the_same(gpu: list[Any], runs: list[Any]) -> None:
     model: Any = hf.build("llama")
     others = torch.tensor([[2, 7, 1, 8, 2, 8, 1]])
     with torch.no_grad():
@@ -65,7 +66,7 @@ def test_a_call_that_was_met_is_made_without_it_and_is_the_same(gpu: list[Any], 
 
 @pytest.mark.usefixtures("interpreting")
 @pytest.mark.parametrize("change", ["mask", "causality", "groups", "an option it reads", "length"])
-def test_it_is_run_where_anything_else_is_asked(gpu: list[Any], runs: list[Any], change: str) -> None:  # noqa: F811
+def test_it_is_run_where_anything_else_is_asked(gpu: list[Any], runs: list[Any], change: str) -> None:
     model: Any = hf.build("llama")
     options: dict[str, Any] = {}
     ids = IDS

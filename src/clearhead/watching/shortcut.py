@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from clearhead.watching import again
 
-# all that the function names, in the versions 5.0 to 5.22 of transformers
+# all that the function names in transformers 5.0, 5.8, 5.17 and 5.22
 NAMES = frozenset(
     {
         "get", "ValueError", "logger", "warning_once", "isinstance", "PagedAttentionCache", "update", "layer_idx",
-        "hasattr", "num_key_value_groups", "use_gqa_in_sdpa", "repeat_kv", "shape", "size", "getattr", "is_causal",
+        "hasattr", "num_key_value_groups", "use_gqa_in_sdpa", "repeat_kv", "shape", "getattr",
         "torch", "jit", "is_tracing", "Tensor", "item", "_is_torch_npu_available", "dtype", "bool", "logical_not", "to",
         "device", "create_position_bias_mask", "nn", "functional", "scaled_dot_product_attention", "transpose",
         "contiguous",
