@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any, Never
@@ -32,7 +33,13 @@ from clearhead.core.temperature import tempered
 from clearhead.kernels.choose import at_once, choose, choose_gradients
 from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense
-from clearhead.kernels.prepared import OBSERVED, observed_kind, remember_observed
+from clearhead.kernels.prepared import (
+    OBSERVED,
+    observed_jax_kind,
+    observed_kind,
+    remember_program,
+    remember_what_ran,
+)
 from clearhead.torch_bridge import autograd
 
 
@@ -120,7 +127,10 @@ def attention(
         output = at_once("cuda", q, k, v, mask, scale)
         if output is not None:
             return output
-    return problem.restore(_run(chosen, problem, kernel).output)
+    output = problem.restore(_run(chosen, problem, kernel).output)
+    if plain and kernel is None and "program" in problem.found:
+        remember_program(problem, sys.modules["jax"].jit(problem.found["program"]))
+    return output
 
 
 @closed
@@ -187,6 +197,10 @@ def observe(
         seen = None if again is None else again(q, k, v)
         if seen is not None:
             return seen
+    elif plain and kernel is None and all_jax(q, k, v):
+        kind = observed_jax_kind(q, k, v, mask, scale, (top, received, received_max, removal, map))
+        if kind is not None and kind in OBSERVED:
+            return OBSERVED[kind](q, k, v)
     require_numbers(kernel, q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks)
     asked = partial(
         want, top=top, received=received, received_max=received_max, removal=removal, map=map, queries=queries,
@@ -196,8 +210,7 @@ def observe(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, want=asked
     )  # fmt: skip
     observed = _run(choose(problem, kernel), problem, kernel)
-    if kind is not None and "again" in problem.found:
-        remember_observed(kind, problem.found["again"])
+    remember_what_ran(problem, kind)
     if problem.sinks is not None:
         observed = replace(observed, share=keys_share(problem.library, problem.sinks, observed.lse))
     return observed.each(problem.restore) if problem.headless else observed

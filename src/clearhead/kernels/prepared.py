@@ -158,13 +158,13 @@ def on_jax(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
 
 
 def remember_program(problem: Problem, program: Any) -> None:
-    """Keep a program for the next call of its kind, where arrays, mask and scale say all of it."""
+    """Keep a function of JAX arrays for the next call of its kind, where arrays, mask and scale say all of it."""
     if is_traced(problem.q) or is_traced(problem.k) or is_traced(problem.v):
         return
     keep(PROGRAMS, problem, jax_kind, program)
 
 
-# observed calls on a GPU by kind, each a function of q, k and v that launches what was launched before
+# observed calls by kind, each a function of q, k and v: on a GPU it launches what was launched before; a program of JAX
 OBSERVED: dict[Any, Any] = {}
 
 
@@ -181,15 +181,26 @@ def observed_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tu
         return None
     if q.get_device() != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
         return None
-    part, wanted = part_of(mask, scale), []
-    for number in asked:
-        if not (number is None or type(number) in (bool, int, tuple)):
-            return None
-        wanted.append((type(number), number))  # True is 1, and means something else
-    if part is None:
+    part, wanted = part_of(mask, scale), asked_kind(asked)
+    if part is None or wanted is None:
         return None
     places = q.data_ptr() % 16, k.data_ptr() % 16, v.data_ptr() % 16
     return tensor_kind(q, k, v, part, scale), places, q.device, *wanted
+
+
+def asked_kind(asked: tuple[Any, ...]) -> list[Any] | None:
+    """What an observed call was asked for, as a key has it; None where a key cannot have it."""
+    if not all(number is None or type(number) in (bool, int, tuple) for number in asked):
+        return None
+    return [(type(number), number) for number in asked]  # True is 1, and means something else
+
+
+def observed_jax_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
+    """The same for JAX arrays."""
+    part, wanted = part_of(mask, scale), asked_kind(asked)
+    if part is None or wanted is None or not q.ndim == k.ndim == v.ndim > 2:
+        return None
+    return jax_kind(q, k, v, part, scale), *wanted
 
 
 def observed_again(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
@@ -203,6 +214,25 @@ def remember_observed(kind: Any, again: Any) -> None:
     if len(OBSERVED) >= MOST:
         OBSERVED.clear()
     OBSERVED[kind] = again
+
+
+def remember_what_ran(problem: Problem, kind: Any) -> None:
+    """Keep for the next call of its kind how this one ran: as tensors on a GPU, or as a program of JAX."""
+    found = problem.found
+    if kind is not None and "again" in found:
+        remember_observed(kind, found["again"])
+    elif kind is not None and "program" in found:
+        remember_observed(kind, allowed(sys.modules["jax"].jit(found["program"])))
+
+
+def allowed(program: Callable[..., Any]) -> Callable[..., Any]:
+    """A program of JAX that is told each time how many threads it may have."""
+
+    def run(q: Array, k: Array, v: Array) -> Any:
+        allow()
+        return program(q, k, v)
+
+    return run
 
 
 def remember(problem: Problem, call: Any, effort: Effort) -> None:

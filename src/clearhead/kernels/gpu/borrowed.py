@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from clearhead.core.arrays import Array, Library, is_array, is_traced, made
+from clearhead.core.arrays import Array, Library, is_array, is_traced, jax_platform, made
 from clearhead.core.formula import Gradients
 from clearhead.core.observations import Observed, changed
 from clearhead.core.positions import Added, Relative
@@ -89,7 +89,7 @@ def back(array: Any) -> Any:
 
 def run(problem: Problem, kernel: Kernel) -> Ran:
     """A kernel's run, on lent arrays."""
-    if traced(problem):
+    if traced(problem) or at_once(problem):
         ran: Ran = _programs().run(problem, kernel, LENT_TO)
         return ran
     observed, peak, total, unrounded = kernel.run(lent(problem))
@@ -100,9 +100,14 @@ def run(problem: Problem, kernel: Kernel) -> Ran:
     return Ran(made(Observed, **own), back(peak), back(total), back(unrounded))
 
 
+def at_once(problem: Problem) -> bool:
+    """True for arrays that are there and that a program of XLA's is given: it takes them, and makes others, faster."""
+    return jax_platform(problem.q) == "gpu" and _programs().unfit(problem) is None
+
+
 def gradients(problem: Problem, kernel: Kernel, *given: Any) -> Gradients:
     """A kernel's gradients, on lent arrays."""
-    if traced(problem) or any(map(is_traced, given)):
+    if traced(problem) or any(map(is_traced, given)) or at_once(problem):
         learnt: Gradients = _programs().gradients(problem, kernel, LENT_TO, *given)
         return learnt
     found = kernel.gradients(lent(problem), *(tensor(array) if is_array(array) else array for array in given))

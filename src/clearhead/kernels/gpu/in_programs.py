@@ -1,19 +1,19 @@
 """The GPU kernels in programs that JAX compiles: XLA calls back with addresses, which PyTorch's tensors are made of.
 
 A program holds q, k and v, and what gradients are made of, as its own arrays; the mask and all other options are known
-when it is compiled. Kernels are launched on XLA's own stream, and their results are copied to where XLA wants them.
+when it is compiled. Kernels are launched on XLA's own stream. The first calls of a kind have their results copied to
+where XLA wants them; later ones are played there from what was recorded (`placed.py`).
 """
 
 from __future__ import annotations
 
-import ctypes
-import math
+import operator
 import pickle
 import secrets
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 
@@ -24,17 +24,14 @@ from clearhead.core.observations import OBSERVATIONS
 from clearhead.core.positions import Alibi
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Kernel, Ran, rejects_gradients
-from clearhead.kernels.extension import TYPES
 from clearhead.kernels.xla import lending, running
 from clearhead.kernels.xla.lending import Handed, Place
 from clearhead.kernels.xla.spec import Spec
 
-NAMES = {number: name for name, number in TYPES.items()}
-# what NumPy's names say of types for an array interface; bfloat16 has none there and is read as whole numbers
-INTERFACE = {
-    "float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": "<i2", "bool": "|b1", "int32": "<i4",
-    "int64": "<i8",
-}  # fmt: skip
+if TYPE_CHECKING:
+    from clearhead.kernels.gpu.placed import Placed
+    from clearhead.kernels.gpu.replay import Replay
+
 PLATFORMS = {"gpu": "cuda", "cpu": "cpu"}
 STOOD_IN = "stood in"
 jax_config: Any = jax.config  # which has no types
@@ -99,6 +96,10 @@ def on_tensors(options: dict[str, Any], q: Array, k: Array, v: Array, **changes:
     return made(Problem, **{**options, "q": q, "k": k, "v": v, "library": Library.of(q), **changes})
 
 
+# what `Placed` is made of, but for where results are wanted; None where nothing was recorded
+Recorded: TypeAlias = "tuple[Replay, Any, list[int | None], list[Any]] | None"
+
+
 class Lent:
     """Who runs the calls of a program: a kernel, others for gradients that it does not give, and all options."""
 
@@ -106,6 +107,7 @@ class Lent:
         self.kernel, self.others = kernel, others
         self.options = options_of(problem)
         self.settled: set[Handed] = set()
+        self.placed: dict[tuple[Handed, int], Placed] = {}
         bias: Any = problem.bias  # ALiBi, or none
         slopes = None if bias is None else (bias.slopes.tobytes(), repr(bias.alignment))
         self.key = (kernel.name, problem.scale, problem.softcap, problem.want, same(problem.mask), slopes)
@@ -126,37 +128,44 @@ class Lent:
 
     def __call__(self, handed: Handed, stream: int, given: list[Place], results: list[Place]) -> None:
         """Run it, in its turn on a stream of XLA's."""
+        from clearhead.kernels.gpu.at_address import tensor_at  # needs PyTorch, which is here now
+
         torch = sys.modules["torch"]
-        tensors, rooms = ([tensor_at(place, stream) for place in places] for places in (given, results))
         where = torch.cuda.stream(torch.cuda.ExternalStream(stream)) if stream else nullcontext()
+        kind = (handed, torch.cuda.current_device() if stream else -1)
+        placed = self.placed.get(kind)
+        if placed is not None:
+            with where:
+                if placed.play(stream, given, results):
+                    return
+        tensors, rooms = ([tensor_at(place, stream) for place in places] for places in (given, results))
         # what is made for all calls of a kind is made by the first, and others may use it on other streams
         new = bool(stream) and handed not in self.settled
         if new:
             torch.cuda.synchronize()
         with where:
-            found = self.backward(handed.spec, tensors) if handed.back else self.forward(handed.spec, tensors)
+            found, again = self.backward(handed.spec, tensors) if handed.back else self.forward(handed.spec, tensors)
             for room, one in zip(rooms, found, strict=True):
                 room.copy_(one)
         if new:
             torch.cuda.synchronize()
             self.settled.add(handed)
+        if again is not None:
+            from clearhead.kernels.gpu.placed import Placed  # needs Triton, which has launched something
 
-    def forward(self, spec: Spec, tensors: list[Array]) -> list[Array]:
-        """The results of the forward pass, in the order of `Spec.rooms`."""
+            self.placed[kind] = Placed(*again, results)
+
+    def forward(self, spec: Spec, tensors: list[Array]) -> tuple[list[Array], Recorded]:
+        """The results of the forward pass, in the order of `Spec.rooms`, and how the like is played."""
         problem = on_tensors(self.options, *tensors, grid=spec.grid, differentiated=spec.unrounded)
-        ran = self.kernel.run(problem)
-        seen = ran.observed
-        found = [ran.precise if spec.unrounded else seen.output, seen.lse, ran.peak, ran.total]
-        if spec.want is not None:
-            found += [seen.max_score, seen.entropy]
-            for name in spec.want.names:
-                one = OBSERVATIONS[name]
-                arrays = one.arrays(getattr(seen, name))
-                found += [array for array, part in zip(arrays, one.parts, strict=True) if part.led]
-        return found
+        found = in_order(spec, self.kernel.run(problem))
+        again = problem.found.get("again")
+        if again is None:
+            return found, None
+        return found, (again.replay, again.lasting, [0, 1, 2, None], in_order(spec, again.places()))
 
-    def backward(self, spec: Spec, tensors: list[Array]) -> list[Array]:
-        """dq, dk and dv over all batch rows."""
+    def backward(self, spec: Spec, tensors: list[Array]) -> tuple[list[Array], Recorded]:
+        """dq, dk and dv over all batch rows, and how the like is played."""
         whole = [whole_batch(tensor, spec) for tensor in tensors[:3]]
         problem = on_tensors(self.options, *whole, grid=spec.grid, want=None, differentiated=True)
         dout, output, peak, total, *dlse = tensors[3:]
@@ -165,8 +174,26 @@ class Lent:
             reasons[kernel.name] = rejects_gradients(kernel, problem)
             if reasons[kernel.name] is None:
                 found = kernel.gradients(problem, dout, output, peak, total, dlse[0] if dlse else None)
-                return [found.dq, found.dk, found.dv]
+                again = problem.found.get("learnt again")
+                slopes = [found.dq, found.dk, found.dv]
+                if again is None or any(map(operator.is_not, whole, tensors)):
+                    return slopes, None
+                inputs = [0, 1, 2, None, 3, 4, 5, 6, 7 if dlse else None]
+                return slopes, (again.replay, again.lasting, inputs, list(again.replay.results[:3]))
         raise RuntimeError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+
+
+def in_order(spec: Spec, ran: Ran) -> list[Any]:
+    """What a forward pass gives in the order of `Spec.rooms`: arrays, or their places."""
+    seen = ran.observed
+    found = [ran.precise if spec.unrounded else seen.output, seen.lse, ran.peak, ran.total]
+    if spec.want is not None:
+        found += [seen.max_score, seen.entropy]
+        for name in spec.want.names:
+            one = OBSERVATIONS[name]
+            arrays = one.arrays(getattr(seen, name))
+            found += [array for array, part in zip(arrays, one.parts, strict=True) if part.led]
+    return found
 
 
 def same(mask: Any) -> Any:
@@ -195,32 +222,6 @@ def whole_batch(tensor: Array, spec: Spec) -> Array:
     """A tensor with a row of its own for each batch row."""
     shape = (*spec.batch, *tensor.shape[-3:])
     return tensor if tuple(tensor.shape) == shape else tensor.expand(shape).contiguous()
-
-
-class OnDevice:
-    """Memory of a GPU, as PyTorch reads it."""
-
-    def __init__(self, address: int, kind: str, shape: tuple[int, ...]) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": shape, "typestr": INTERFACE[kind], "data": (address, False), "version": 3, "strides": None,
-        }  # fmt: skip
-
-
-def tensor_at(place: Place, stream: int) -> Array:
-    """A tensor in memory that is there: of the GPU that this thread has made its own; without a stream, of the CPU."""
-    torch = sys.modules["torch"]
-    address, number, sizes = place
-    kind, shape = NAMES[number], tuple(sizes)
-    if not math.prod(shape):
-        return torch.empty(shape, dtype=getattr(torch, kind), device="cuda" if stream else "cpu")
-    if not stream:
-        size = math.prod(shape) * getattr(torch, kind).itemsize
-        memory = (ctypes.c_byte * size).from_address(address)
-        return torch.frombuffer(memory, dtype=getattr(torch, kind)).reshape(shape)
-    found = torch.as_tensor(OnDevice(address, kind, shape), device=torch.device("cuda", torch.cuda.current_device()))
-    if found.data_ptr() != address:
-        raise RuntimeError("XLA's arrays lie on another GPU than the one that its thread has made its own")
-    return found.view(torch.bfloat16) if kind == "bfloat16" else found
 
 
 def run(problem: Problem, kernel: Kernel, others: Sequence[Kernel]) -> Ran:

@@ -37,9 +37,7 @@ def run(kernel: str, problem: Problem, compute: Callable[[Call], Looked]) -> Ran
         else:
             name = (kernel, want, problem.keeps_unrounded)
             found = call.replayed(name, (call.q, call.k, call.v, call.sinks), partial(compute, call), sort)
-            replay = call.replays.get(name)
-            if want is not None and isinstance(replay, Replay) and call.as_given and not problem.headless:
-                problem.found["again"] = Again(kernel, replay, (call.mask, call.scoring, call.kept))
+            keep(problem, "again", kernel, call, name)
     _, _, peak, total, _, _, unrounded = found.forward
     return Ran(observed_of(kernel, found), peak, total, unrounded)
 
@@ -60,6 +58,12 @@ class Again:
         """The same on other tensors; None where somebody wants to hear of every launch."""
         return None if hooked() else observed_of(self.kernel, self.replay.play((q, k, v, None)))
 
+    def places(self) -> Ran:
+        """What a run gives, as places in the rooms of the recording."""
+        results = self.replay.results
+        _, _, peak, total, _, _, unrounded = results.forward
+        return Ran(observed_of(self.kernel, results), peak, total, unrounded)
+
     def packed(self, q: Array, k: Array, v: Array) -> Packed | None:
         """The same into one piece of memory, for tensors like these; None where that cannot be."""
         results = vars(observed_of(self.kernel, self.replay.results)).copy()
@@ -68,6 +72,13 @@ class Again:
             return Packed(self.replay, places, self.lasting, q, k, v)
         except ValueError:
             return None
+
+
+def keep(problem: Problem, name: str, kernel: str, call: Call, recorded: Any) -> None:
+    """Keep what was recorded with the problem, where tensors are taken as they are given."""
+    replay = call.replays.get(recorded)
+    if isinstance(replay, Replay) and call.as_given and not problem.headless:
+        problem.found[name] = Again(kernel, replay, (call.mask, call.scoring, call.kept))
 
 
 def flat(results: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +111,7 @@ def gradients(
         dq, dk, dv, dsinks = call.replayed(
             name, (call.q, call.k, call.v, call.sinks, *given), partial(shaped_gradients, call, compute, *given), sort
         )
+    keep(problem, "learnt again", kernel, call, name)
     return Gradients(dq, dk, dv, None, dsinks)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import jax
 
@@ -11,7 +13,6 @@ from clearhead.core.formula import Gradients
 from clearhead.core.observations import OBSERVATIONS, Observed
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
-from clearhead.kernels.prepared import remember_program
 from clearhead.kernels.xla import direct
 from clearhead.kernels.xla.describing import described
 from clearhead.kernels.xla.lending import Lender
@@ -24,16 +25,28 @@ def run(problem: Problem, *, kernel: str = "compiled", lent: Lender | None = Non
     """Output and log-sum-exp, and what is wanted; by another kernel where its arrays are lent to it."""
     spec, operands = described(problem)
     spec = spec if lent is None else replace(spec, lent=lent)
-    output, lse, peak, total, *rest = bind(forward_p, operands, spec=spec)
+    ran = read(spec, kernel, problem.q.dtype, bind(forward_p, operands, spec=spec))
+    if len(spec.roles) == 3 and not is_traced(problem.q) and (lent is not None or not direct.tries_patience(spec)):
+        # for whoever keeps it; what takes long is kept by nobody, as it has to hear interrupts
+        problem.found["program"] = partial(again, spec, kernel)
+    return ran
+
+
+def again(spec: Spec, kernel: str, q: Array, k: Array, v: Array) -> Any:
+    """The call on other arrays: its output, or all that was observed."""
+    ran = read(spec, kernel, q.dtype, bind(forward_p, (q, k, v), spec=spec))
+    return ran.observed.output if spec.want is None else ran.observed
+
+
+def read(spec: Spec, kernel: str, dtype: Any, results: list[Array]) -> Ran:
+    """The results of the operation, by their names."""
+    output, lse, peak, total, *rest = results
     found = {"max_score": None, "entropy": None}
-    if problem.want is not None:
+    if spec.want is not None:
         found["max_score"], found["entropy"], *rest = rest
         found |= asked(spec, rest)
-    unrounded = output if problem.keeps_unrounded else None
-    output = output.astype(problem.q.dtype)
-    if lent is None:
-        remember(problem, spec)
-    return Ran(Observed(output=output, lse=lse, kernel=kernel, **found), peak, total, unrounded)
+    unrounded = output if spec.unrounded else None
+    return Ran(Observed(output=output.astype(dtype), lse=lse, kernel=kernel, **found), peak, total, unrounded)
 
 
 def asked(spec: Spec, results: list[Array]) -> dict[str, Array]:
@@ -61,15 +74,3 @@ def gradients(
     dq, dk, dv = (found[n].reshape(array.shape) for n, array in enumerate((problem.q, problem.k, problem.v)))
     dsinks = None if spec.place_of_sinks is None else found[spec.place_of_sinks]
     return Gradients(dq, dk, dv, None, dsinks)
-
-
-def remember(problem: Problem, spec: Spec) -> None:
-    """Keep a program for the next call of its kind, unless that takes so long that it has to hear interrupts."""
-    if len(spec.roles) != 3 or is_traced(problem.q) or direct.tries_patience(spec):
-        return
-
-    @jax.jit
-    def program(q: Array, k: Array, v: Array) -> Array:
-        return bind(forward_p, (q, k, v), spec=spec)[0]
-
-    remember_program(problem, program)
