@@ -165,7 +165,7 @@ template <class T> int64_t merged(Piece<T>* pieces, T* sums, int64_t count, int6
 
 template <class T> void write_query(const Call& call, int64_t b, int64_t h, int64_t i, const Piece<T>& piece, T* sums) {
   const Units<T> units(call);
-  const Ending<T> end = ending<T>(piece.largest, piece.total, piece.weighted, units, sink_of(call, h));
+  const Ending<T> end = ending<T>(piece.largest, piece.total, piece.weighted, units, sink_of(call, h), told(call));
   write_ending<T>(call, units, call.row_of(b, h) + i, end);
   for (int64_t c = 0; c < call.width; ++c) sums[c] *= end.share;
   write_row<T>(sums, call.width, call.out.at(b, h) + i * call.out.row, call.out.type, call.out.col);

@@ -111,7 +111,8 @@ inline void finish(const Call& call, Rows<T>& rows, const Units<T>& units, const
   T share[panel];
   for (int64_t i = i0; i < i1; ++i) {
     const int lane = int(i - i0);
-    const Ending<T> end = ending<T>(rows.largest[lane], rows.total[lane], rows.weighted[lane], units, sink_of(call, h));
+    const Ending<T> end =
+        ending<T>(rows.largest[lane], rows.total[lane], rows.weighted[lane], units, sink_of(call, h), told(call));
     write_ending<T>(call, units, call.row_of(b, h) + i, end);
     share[lane] = end.share;
     rows.largest[lane] = end.peak;

@@ -21,6 +21,8 @@ constexpr int64_t kSmallPanels = 2;         // panels of queries in a small task
 constexpr int64_t kManyTasks = 256;         // panels of a call from which on a task has more than one
 constexpr int64_t kChunk = 96;              // queries that one observer watches, at least
 constexpr int64_t kMostChunks = 32;         // observers of a head: each keeps a number for each key
+constexpr double kFeeding = 0.4;            // vectors whose products take as long as reading what a panel is multiplied with
+constexpr double kWorthwhile = 0.85;        // of a call's time, that narrower panels have to save
 
 struct Range { int64_t first, last; };
 
@@ -40,6 +42,20 @@ inline std::vector<Range> pack_steps(const Call& call, int threads) {
   for (int64_t tile = 0; tile < call.keys; tile += kTile)
     for (const Range& part : cut(std::min(kTile, call.keys - tile), step)) steps.push_back({tile + part.first, tile + part.last});
   return steps;
+}
+
+// How many queries a panel has: as many as it is wide, or whole vectors less where threads then end together. Each lane's sums
+// are the same. An observer needs panels that depend on the call only.
+template <class T> int64_t panel_length(const Call& call, int threads) {
+  if (threads <= 1 || call.wanted.second_look()) return kPanel<T>;
+  const auto effort = [&](int64_t vecs) {
+    const int64_t each = vecs * kLanes<T>, panels = call.batch * call.heads * ((call.queries + each - 1) / each);
+    return double((panels + threads - 1) / threads) * (double(vecs) + kFeeding);
+  };
+  int64_t best = kVecs;
+  for (int64_t vecs = kVecs - 1; vecs > 0; --vecs)
+    if (effort(vecs) < std::min(kWorthwhile * effort(kVecs), effort(best))) best = vecs;
+  return best * kLanes<T>;
 }
 
 // Panels of queries that one observer watches, at least.
@@ -95,7 +111,7 @@ template <class T> struct Heads {
   const bool watched = call.wanted.second_look();
   const Sought sought{call};
   const int64_t count = call.batch * call.key_heads;
-  const Panels queries{call.queries, kPanel<T>, Borders(call, sights, kLanes<T>).of_queries()};
+  const Panels queries;
   const std::vector<Range> steps, blocks;  // keys, and panels of queries
   const int64_t tasks = int64_t(blocks.size()) * call.group();
   int64_t most = 1;  // panels that go together
@@ -104,7 +120,8 @@ template <class T> struct Heads {
   std::atomic<int64_t> observing{0};  // bytes of one group's observers
 
   Heads(const Call& c, int threads)
-      : call(c), sights(c, kLanes<T>, threads), steps(pack_steps(c, threads)),
+      : call(c), sights(c, kLanes<T>, threads),
+        queries(c.queries, panel_length<T>(c, threads), Borders(c, sights, kLanes<T>).of_queries()), steps(pack_steps(c, threads)),
         blocks(query_blocks<T>(c, sights, queries, threads)) {
     for (const Range& block : blocks) most = std::max(most, std::min(block.last - block.first, kPanels));
   }

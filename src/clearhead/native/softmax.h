@@ -19,9 +19,10 @@ constexpr double kFarAbove = 60;  // nats: e^60 times as many keys as there can 
 template <class T> inline T in_units(double sink, const Units<T>& units) { return T(sink / double(units.to_score)); }
 
 // Sums relative to the largest score so far, which is subtracted before the factor is applied: the largest key's weight is
-// then exactly 1 before it is divided, and scores of 10⁴ lose no digits.
+// then exactly 1 before it is divided, and scores of 10⁴ lose no digits. Where nobody is `told` of logarithms there are none: each
+// takes as long as hundreds of multiply-adds.
 template <class T>
-inline Ending<T> ending(T largest, T total, T weighted, const Units<T>& units, double sink) {
+inline Ending<T> ending(T largest, T total, T weighted, const Units<T>& units, double sink, bool told) {
   constexpr T none = -std::numeric_limits<T>::infinity();
   if (total != total) largest = total;  // not every instruction set's maximum keeps NaN
   if (largest == none) return {none, none, T(0), T(0), T(sink), T(0)};
@@ -34,8 +35,8 @@ inline Ending<T> ending(T largest, T total, T weighted, const Units<T>& units, d
     return {largest, in_units(sink, units), T(1 + keys), share, lse, entropy};
   }
   // the sink's part of the denominator, relative to the largest score
-  const T extra = T(std::exp(above));
-  const T denominator = total + extra, share = T(1) / denominator, logarithm = std::log(denominator);
+  const T extra = above == -std::numeric_limits<double>::infinity() ? T(0) : T(std::exp(above));
+  const T denominator = total + extra, share = T(1) / denominator, logarithm = told ? std::log(denominator) : T(0);
   return {largest, largest, denominator, share, score + logarithm, share * (total * logarithm - T(kLn2) * weighted)};
 }
 
@@ -178,6 +179,9 @@ template <class T> struct Rows {
 inline double sink_of(const Call& call, int64_t h) {
   return call.sinks.empty() ? -std::numeric_limits<double>::infinity() : call.sinks[h];
 }
+
+// Whether anybody wants to know of a row more than its output.
+inline bool told(const Call& call) { return call.lse || call.wanted.entropy; }
 
 // Everything that a row has one of.
 template <class T>
