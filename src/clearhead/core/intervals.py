@@ -11,15 +11,15 @@ from clearhead.core import steps
 from clearhead.core.arrays import Array, to_numpy
 from clearhead.core.block_sums import block_sums
 from clearhead.core.grid import Grid, bins_of
-from clearhead.core.steps import ALL, NONE, SOME, Cut, Steps
+from clearhead.core.steps import ALL, NONE, SOME, Cut, Places, Steps
 
 
 def of_ranges(cut: Cut, start: np.ndarray, stop: np.ndarray, inner: np.ndarray, end: np.ndarray) -> Steps:
     """Blocks of which some query sees keys start … stop − 1, and every query inner … end − 1: (1 or batch, blocks)."""
     start, stop, inner, end = np.broadcast_arrays(start, stop, inner, end)
-    row, batch = np.arange(start.size).reshape(start.shape), len(start)
-    some = steps.covered(cut, batch, 1, row, *cut.touched(start, stop), SOME)
-    return some | steps.covered(cut, batch, 1, row, *cut.filled(inner, end), ALL)
+    row, batch = np.arange(start.size), len(start)
+    some, every = cut.touched(start.reshape(-1), stop.reshape(-1)), cut.filled(inner.reshape(-1), end.reshape(-1))
+    return steps.layered(cut, batch, 1, (row, *some), (row, *every))
 
 
 def of_flags(cut: Cut, queries: np.ndarray, keys: np.ndarray) -> Steps:
@@ -36,20 +36,20 @@ def of_ids(cut: Cut, queries: np.ndarray, keys: np.ndarray) -> Steps:
     known, number = np.unique(np.concatenate([asking.ids, asked.ids]), return_inverse=True)
     mine, theirs = np.split(number.reshape(-1), [asking.ids.size])
     mine, theirs = mine + asking.row * known.size, theirs + asked.row * known.size  # an id for each batch row
-    # tiles that hold a key of an id, for each id, and then for each block that holds a query of it
-    rows = batch * known.size
-    by_id = steps.covered(_tall(cut, rows), 1, 1, theirs, *cut.touched(asked.start, asked.stop), SOME)
+    order = np.argsort(theirs, kind="stable")
+    theirs, start, stop = theirs[order], asked.start[order], asked.stop[order]
+    # each block that holds a query of an id sees some of the tiles that hold a key of it
     which, block = steps.ranges(asking.start // cut.rows, -(-asking.stop // cut.rows))
-    pairs = np.unique((asking.row[which] * cut.blocks + block) * rows + mine[which])
-    some = _joined(cut, batch, *np.divmod(pairs, rows), *_runs_by_row(by_id, cut.tiles, rows), SOME)
+    rows = batch * known.size
+    pairs = np.sort((asking.row[which] * cut.blocks + block) * rows + mine[which], kind="stable")
+    block, ids = np.divmod(pairs[np.append(True, pairs[1:] != pairs[:-1])], rows)
+    some = _joined(block, ids, *_together(theirs, *cut.touched(start, stop)))
     # blocks and tiles of one id each
     first = -(-asking.start // cut.rows)
     after = np.where(asking.stop == cut.queries, cut.blocks, asking.stop // cut.rows)
     which, block = steps.ranges(first, after)
-    order = np.argsort(theirs, kind="stable")
-    start, stop = (side[order] for side in cut.filled(asked.start, asked.stop))
-    every = _joined(cut, batch, asking.row[which] * cut.blocks + block, mine[which], theirs[order], start, stop, ALL)
-    return some | every
+    every = _joined(asking.row[which] * cut.blocks + block, mine[which], theirs, *cut.filled(start, stop))
+    return steps.layered(cut, batch, 1, some, every)
 
 
 def of_cells(cut: Cut, table: np.ndarray, size: int) -> Steps:
@@ -57,20 +57,44 @@ def of_cells(cut: Cut, table: np.ndarray, size: int) -> Steps:
     batch, heads, down, across = table.shape
     if not table.size:
         return steps.constant(cut, NONE)
-    edges = np.zeros((batch * heads * down, across + 2), np.int8)
-    edges[:, 1:-1] = table.reshape(-1, across)
-    change = np.diff(edges, axis=1)
-    row, start = np.nonzero(change == 1)
-    stop = np.nonzero(change == -1)[1]  # as many, in the same order
+    cells = np.zeros((batch * heads * down, across + 1), bool)  # no run goes on into the next line
+    cells[:, :-1] = table.reshape(-1, across)
+    cells = cells.reshape(-1)
+    edges = np.flatnonzero(np.append(cells[0], cells[1:] != cells[:-1]))
+    row, start = np.divmod(edges[::2], across + 1)
+    stop = edges[1::2] - row * (across + 1)
+    return _of_lines(cut, batch, heads, down, size, row, start, stop)
+
+
+def _of_lines(
+    cut: Cut, batch: int, heads: int, down: int, size: int, row: np.ndarray, start: np.ndarray, stop: np.ndarray
+) -> Steps:
+    """Of runs of blocks of keys, start … stop − 1, in lines of a table that ascend: `down` for each head."""
     size = min(size, max(cut.queries, cut.keys))  # one block holds them all, and products of it fit 64 bits
-    plane, line = np.divmod(row, down)
-    which, block = steps.ranges(*_blocks_of(cut, line, size))
-    place = plane[which] * cut.blocks + block
-    keys = (start * size)[which], (stop * size)[which]
-    lines = np.zeros(cut.blocks, np.int64)  # of the table, that each block of queries meets
-    np.add.at(lines, steps.ranges(*_blocks_of(cut, np.arange(down), size))[1], 1)
-    some = steps.covered(cut, batch, heads, place, *cut.touched(*keys), SOME)
-    return some | steps.covered(cut, batch, heads, place, *cut.filled(*keys), ALL, np.tile(lines, batch * heads))
+    # of each block of queries the lines of the table that it meets, and of those the runs
+    first = np.arange(cut.blocks) * cut.rows
+    lines = (first // size, -(-np.minimum(first + cut.rows, cut.queries) // size))
+    plane = np.repeat(np.arange(batch * heads), cut.blocks)
+    place, line = steps.ranges(*(np.tile(ends, batch * heads) + plane * down for ends in lines))
+    starts = np.searchsorted(row, np.arange(batch * heads * down + 1))
+    which, run = steps.ranges(starts[line], starts[line + 1])
+    place, keys = place[which], (start[run] * size, stop[run] * size)
+    every, many = (place, *cut.filled(*keys)), lines[1] - lines[0]
+    if (many == 1).all():
+        some = steps.NOWHERE if size % cut.columns == 0 else (place, *cut.touched(*keys))  # or all tiles are full
+        return steps.layered(cut, batch, heads, some, every)
+    return steps.layered(cut, batch, heads, (place, *cut.touched(*keys)), every, np.tile(many, batch * heads))
+
+
+def of_chosen(cut: Cut, chosen: np.ndarray, size: int) -> Steps:
+    """The same of a table in which each line lets through as many: the numbers of those, ascending, (blocks, n)."""
+    if not chosen.size:
+        return steps.constant(cut, NONE)
+    new, last = np.ones(chosen.shape, bool), np.ones(chosen.shape, bool)
+    np.not_equal(chosen[:, 1:], chosen[:, :-1] + 1, out=new[:, 1:])
+    last[:, :-1] = new[:, 1:]
+    row = np.flatnonzero(new) // chosen.shape[1]
+    return _of_lines(cut, 1, 1, len(chosen), size, row, chosen[new], chosen[last] + 1)
 
 
 def of_array(cut: Cut, array: Array, batch: tuple[int, ...]) -> np.ndarray:
@@ -118,19 +142,16 @@ def states(flags: np.ndarray, size: int) -> np.ndarray:
     """Whether all, some or none of each stretch of `size` flags are set: (rows, n) to (rows, stretches)."""
     if not flags.shape[-1]:
         return np.zeros((len(flags), 0), np.uint8)
-    sums = np.add.reduceat(flags, np.arange(0, flags.shape[-1], size), axis=-1, dtype=np.int64)
-    return np.where(sums == 0, NONE, np.where(sums == _sizes(flags.shape[-1], size), ALL, SOME)).astype(np.uint8)
+    rows, length = flags.shape
+    stretches = -(-length // size)
+    row, place = divmod(np.flatnonzero(flags), length) if rows > 1 else (0, np.flatnonzero(flags))
+    sums = np.bincount(row * stretches + place // size, minlength=rows * stretches).reshape(rows, stretches)
+    return np.where(sums == 0, NONE, np.where(sums == _sizes(length, size), ALL, SOME)).astype(np.uint8)
 
 
 def _sizes(length: int, size: int) -> np.ndarray:
     """How long the stretches of `size` are that cover a length; the last one may be shorter."""
     return np.diff(np.append(np.arange(0, length, size), length))
-
-
-def _blocks_of(cut: Cut, line: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The blocks of queries that lines of a table meet: the first, and the one after the last."""
-    first, last = line * size, np.minimum((line + 1) * size, cut.queries)
-    return first // cut.rows, np.where(first < last, -(-last // cut.rows), first // cut.rows)
 
 
 class _Stretches(NamedTuple):
@@ -144,36 +165,24 @@ class _Stretches(NamedTuple):
 
 def _stretches(ids: np.ndarray) -> _Stretches:
     """The longest stretches of equal ids in each row."""
+    rows, length = ids.shape
     new = np.ones(ids.shape, bool)
     np.not_equal(ids[:, 1:], ids[:, :-1], out=new[:, 1:])
-    row, start = np.nonzero(new)
+    place = np.flatnonzero(new)
+    row = place // length if rows > 1 else np.zeros_like(place)
+    start = place - row * length
     stop = np.append(start[1:], 0)
-    return _Stretches(row, start, np.where(stop == 0, ids.shape[1], stop), ids[row, start])
+    return _Stretches(row, start, np.where(stop == 0, length, stop), ids[row, start])
 
 
-def _tall(cut: Cut, rows: int) -> Cut:
-    """The same tiles of keys for as many rows."""
-    return Cut(1, 1, rows, cut.keys, 1, cut.columns)
+def _together(ids: np.ndarray, start: np.ndarray, stop: np.ndarray) -> Places:
+    """Runs of tiles of each id, ascending, those that touch one another as one."""
+    new = np.append(True, (ids[1:] != ids[:-1]) | (start[1:] > stop[:-1]))
+    last = np.append(new[1:], True)
+    return ids[new], start[new], stop[last]
 
 
-def _runs_by_row(found: Steps, tiles: int, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The row, first tile and end of each run of tiles that are not empty."""
-    at = np.union1d(found.at, np.arange(rows) * tiles)
-    stop, some = np.append(at[1:], rows * tiles), found.of(at) != NONE
-    row = at // tiles
-    return row[some], (at - row * tiles)[some], (stop - row * tiles)[some]
-
-
-def _joined(
-    cut: Cut,
-    batch: int,
-    block: np.ndarray,
-    ids: np.ndarray,
-    by: np.ndarray,
-    start: np.ndarray,
-    stop: np.ndarray,
-    state: int,
-) -> Steps:
-    """`state` where a block of queries has an id, in the tiles start … stop − 1 of that id; `by` is ascending."""
+def _joined(block: np.ndarray, ids: np.ndarray, by: np.ndarray, start: np.ndarray, stop: np.ndarray) -> Places:
+    """Where a block of queries has an id, the runs of tiles of that id; `by`, their ids, ascend."""
     which, place = steps.ranges(np.searchsorted(by, ids), np.searchsorted(by, ids, side="right"))
-    return steps.covered(cut, batch, 1, block[which], start[place], stop[place], state)
+    return block[which], start[place], stop[place]

@@ -206,6 +206,10 @@ class GlobalTokens(Mask):
     def lower(self, grid: Grid) -> Node:
         def marked() -> tuple[np.ndarray, np.ndarray]:
             offset = lowered.offset_by_row(self.alignment, grid)
+            if isinstance(offset, int | np.ndarray) and isinstance(self.indices, np.ndarray):
+                return marked_at(self.indices - np.reshape(offset, (-1, 1)), grid.queries), marked_at(
+                    self.indices[None, :], grid.keys
+                )
             offset = np.reshape(offset, (-1, 1)) if isinstance(offset, int | np.ndarray) else offset.reshape(-1, 1)
             queries = np.arange(grid.queries) + offset
             return among(queries, self.indices), among(np.arange(grid.keys)[None, :], self.indices)
@@ -251,6 +255,14 @@ class GlobalTokens(Mask):
 
     def __repr__(self) -> str:
         return f"global_tokens({', '.join([spelled(self.indices), *self.alignment.arguments()])})"
+
+
+def marked_at(places: np.ndarray, length: int) -> np.ndarray:
+    """True at the places of each row, as far as they are between 0 and `length`: (rows, n) to (rows, length)."""
+    flags = np.zeros((len(places), length), bool)
+    row, number = np.nonzero((places >= 0) & (places < length))
+    flags[row, places[row, number]] = True
+    return flags
 
 
 def among(places: Array, indices: Array) -> Array:

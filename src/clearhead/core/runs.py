@@ -26,7 +26,7 @@ import numpy as np
 from clearhead.core.grid import Grid
 from clearhead.core.lowered import Node
 from clearhead.core.mask import Mask
-from clearhead.core.steps import ALL, NONE, SOME, Cut, Steps, by_tile, constant, ranges
+from clearhead.core.steps import ALL, NONE, SOME, Cut, Steps, by_tile, constant, in_order, merged, ranges
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,14 +85,14 @@ class Runs:
 
     def lists(self) -> TileLists:
         """Tile by tile, for kernels that take first the mixed ones of a block and then the full ones."""
-        row = np.repeat(np.arange(self.starts.size - 1), np.diff(self.starts))
-        order = np.argsort(row * 2 + self.full, kind="stable")
-        first, count, row, full = (a[order] for a in (self.first, self.count, row, self.full))
-        _, tiles = ranges(first.astype(np.int64), first.astype(np.int64) + count)
-        rows = self.starts.size - 1
-        each = np.bincount(row, count, rows).astype(np.int64)
-        mixed = np.bincount(row, np.where(full, 0, count), rows)
-        return TileLists(np.append(0, np.cumsum(each)).astype(np.int32), mixed.astype(np.int32), tiles.astype(np.int32))
+        rows, each = self.starts.size - 1, np.diff(self.starts)
+        row = np.repeat(np.arange(rows), each)
+        order = in_order(row * 2 + self.full, 2 * rows)
+        _, tiles = ranges(self.first[order], self.first[order] + self.count[order])
+        sums = np.append(0, np.cumsum(self.count))
+        held = np.append(0, np.cumsum(np.where(self.full, 0, self.count)))
+        starts, mixed = sums[self.starts], np.diff(held[self.starts])
+        return TileLists(starts.astype(np.int32), mixed.astype(np.int32), tiles.astype(np.int32))
 
     def states(self) -> np.ndarray:
         """0 for an empty tile, 1 for a mixed one, 2 for a full one: (batch, heads, blocks, tiles), a byte each."""
@@ -146,13 +146,12 @@ def _of_steps(steps: Steps) -> Runs:
     if not rows * tiles:
         nothing = np.zeros(0, np.int32)
         return Runs(steps, np.zeros(rows + 1, np.int32), nothing, nothing, nothing.astype(bool))
-    at = np.concatenate([steps.at, np.arange(rows, dtype=np.int64) * tiles])  # no run goes on into the next row
-    at = np.sort(at, kind="stable")
-    at = at[np.append(True, at[1:] != at[:-1])]
-    state = steps.of(at)
-    count = np.append(at[1:], rows * tiles) - at
-    some = state != NONE
-    at, count, state = at[some], count[some], state[some]
-    row, first = np.divmod(at, tiles)
-    starts = np.searchsorted(row, np.arange(rows + 1))
-    return Runs(steps, starts.astype(np.int32), first.astype(np.int32), count.astype(np.int32), state == ALL)
+    # no run goes on into the next row
+    at, place, row = merged(steps.at, np.arange(rows, dtype=np.int64) * tiles)
+    state = steps.state[place]
+    some = np.flatnonzero(state != NONE)
+    count = np.append(at[1:], rows * tiles)[some] - at[some]
+    full, first, row = state[some] == ALL, at[some], row[some]
+    first -= row * tiles
+    starts = np.append(0, np.cumsum(np.bincount(row, minlength=rows)))
+    return Runs(steps, starts.astype(np.int32), first.astype(np.int32), count.astype(np.int32), full)

@@ -5,7 +5,7 @@ queries, tile of keys. A step function says from which of them on which of three
 named. `&`, `|` and `~` are then the smaller, the larger and the opposite of two states, and cost what there are steps.
 
 >>> cut = Cut(1, 1, 4, 6, 2, 2)                                   # 2 blocks of queries, 3 tiles of keys
->>> left = covered(cut, 1, 1, np.array([0, 1]), np.array([0, 0]), np.array([1, 2]), ALL)
+>>> left = layered(cut, 1, 1, NOWHERE, (np.array([0, 1]), np.array([0, 0]), np.array([1, 2])))
 >>> left.at.tolist(), left.state.tolist()
 ([0, 1, 3, 5], [2, 0, 2, 0])
 >>> (~left).state.tolist()
@@ -16,10 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 NONE, SOME, ALL = 0, 1, 2  # what queries of a block may see of a tile of keys
+
+# rows, first tiles and the tiles after the last of some runs; rows count through blocks of all heads and batch rows
+Places: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+NOWHERE: Places = (np.zeros(0, np.int64),) * 3
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,8 @@ class Steps:
     def _with(self, other: Steps, join: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Steps:
         batch, heads = max(self.batch, other.batch), max(self.heads, other.heads)
         one, two = self.spread(batch, heads), other.spread(batch, heads)
-        at = _distinct(np.sort(np.concatenate([one.at, two.at]), kind="stable"))  # of two sorted ones: they are merged
-        return settle(self.cut, batch, heads, at, join(one.of(at), two.of(at)))
+        at, mine, theirs = merged(one.at, two.at)
+        return settle(self.cut, batch, heads, at, join(one.state[mine], two.state[theirs]))
 
     def of(self, tiles: np.ndarray) -> np.ndarray:
         """The states of some tiles."""
@@ -119,26 +124,24 @@ class Steps:
         end = self.batch * self.heads * self.plane
         if not end:
             return Steps(other, self.batch, self.heads, self.at[:0], self.state[:0])
-        above = self.at + tiles
         tops = np.arange(self.batch * self.heads) * self.plane  # the first block of each head has nothing above it
-        at = np.concatenate([self.at, above[above < end], tops, tops + tiles])
-        at = _distinct(np.sort(at[at < end], kind="stable"))
-        here = self.of(at)
-        top = at % self.plane < tiles
-        differs = top | (here != self.of(np.maximum(at - tiles, 0)))
-        stops = np.append(at[1:], end)
-        which, tile = ranges(at[differs], stops[differs])
+        below = self.at[: np.searchsorted(self.at, end - tiles)] + tiles
+        at, mine, above = merged(self.at, below)
+        at, place, _ = merged(at, _distinct(np.sort(np.concatenate([tops, (tops + tiles)[tops + tiles < end]]))))
+        here, over = self.state[mine[place]], self.state[np.maximum(above[place], 0)]
+        differs = (here != over) | (at % self.plane < tiles)
+        which, tile = ranges(at[differs], np.append(at[1:], end)[differs])
         row, column = np.divmod(tile, tiles)
         head, block = np.divmod(row, cut.blocks)
-        place = head * self.plane + column * cut.blocks + block
-        order = np.argsort(place)
-        return settle(other, self.batch, self.heads, place[order], here[differs][which][order])
+        line = head * tiles + column
+        order = in_order(line, self.batch * self.heads * tiles)  # blocks ascend as it is
+        place = line[order] * cut.blocks + block[order]
+        return settle(other, self.batch, self.heads, place, here[differs][which[order]])
 
 
 def settle(cut: Cut, batch: int, heads: int, at: np.ndarray, state: np.ndarray) -> Steps:
     """A step function of ascending places, those at which nothing changes left out."""
-    keep = np.ones(at.size, bool)
-    np.not_equal(state[1:], state[:-1], out=keep[1:])
+    keep = np.append(0, np.flatnonzero(state[1:] != state[:-1]) + 1)[: at.size]
     return Steps(cut, batch, heads, at[keep], state[keep])
 
 
@@ -147,42 +150,36 @@ def constant(cut: Cut, state: int) -> Steps:
     return Steps(cut, 1, 1, np.zeros(1, np.int64), np.array([state], np.uint8))
 
 
-def covered(
-    cut: Cut,
-    batch: int,
-    heads: int,
-    row: np.ndarray,
-    start: np.ndarray,
-    stop: np.ndarray,
-    state: int,
-    times: np.ndarray | int | None = None,
-) -> Steps:
-    """`state` where a row has tiles start … stop − 1, of which any may meet; NONE elsewhere.
+def layered(cut: Cut, batch: int, heads: int, some: Places, every: Places, times: np.ndarray | None = None) -> Steps:
+    """ALL where a row has tiles of `every`, of which any may meet, else SOME where it has of `some`; NONE elsewhere.
 
-    Rows count through blocks of queries, of all heads and batch rows. `times`: only where a tile is covered that often,
-    a number for each row.
+    `times`: ALL only where a tile is in `every` that often, a number for each row.
     """
-    row, start, stop = (np.reshape(a, -1) for a in np.broadcast_arrays(row, start, stop))
-    some = start < stop
-    row = row[some] * cut.tiles
-    places = np.concatenate([row + start[some], row + stop[some]])
-    order = np.argsort(places, kind="stable")
-    level = np.cumsum(np.where(order < row.size, 1, -1))
-    places = places[order]
-    last = np.append(places[1:] != places[:-1], True)[: places.size]
-    places, level = places[last], level[last]
-    if times is None:
-        holds = level > 0
-    else:
-        many = times if isinstance(times, int) else times[np.minimum(places // max(cut.tiles, 1), times.size - 1)]
-        holds = (level > 0) & (level == many)
-    at = np.concatenate([[0], places])
-    steps = np.concatenate([[NONE], np.where(holds, state, NONE)]).astype(np.uint8)
-    if places.size and places[0] == 0:
-        at, steps = at[1:], steps[1:]
-    end = batch * heads * cut.blocks * cut.tiles
-    inside = at < max(end, 1)
-    return settle(cut, batch, heads, at[inside], steps[inside])
+    codes = []
+    for layer, (row, start, stop) in enumerate((some, every)):
+        held = start < stop
+        if not held.all():
+            row, start, stop = row[held], start[held], stop[held]
+        row = row * cut.tiles
+        codes += [(row + start) * 4 + (2 * layer + 1), (row + stop) * 4 + 2 * layer]
+    code = np.sort(np.concatenate(codes), kind="stable")  # of a few ascending ones: they are merged
+    places = code >> 2
+    last = _ends(places)
+    level = np.cumsum(_DELTA[code & 3])[last]  # how many runs of both layers hold from there on
+    places = places[last]
+    full = level >= _LAYER
+    if times is not None:
+        full &= level >> 32 == times[np.minimum(places // max(cut.tiles, 1), times.size - 1)]
+    state = np.where(full, ALL, level & (_LAYER - 1) != 0).astype(np.uint8)
+    if not (places.size and places[0] == 0):
+        places, state = np.append(0, places), np.append(np.uint8(NONE), state)
+    if places[-1] == max(batch * heads * cut.blocks * cut.tiles, 1):
+        places, state = places[:-1], state[:-1]
+    return settle(cut, batch, heads, places, state)
+
+
+_LAYER = 2**32  # how many runs hold: of the first layer below this, of the second above it
+_DELTA = np.array([-1, 1, -_LAYER, _LAYER])
 
 
 def by_block(cut: Cut, states: np.ndarray) -> Steps:
@@ -229,7 +226,28 @@ def ranges(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return which, np.arange(which.size) - np.repeat(np.cumsum(count) - count, count) + low[which]
 
 
+def merged(one: np.ndarray, two: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two ascending arrays of distinct numbers as one, and how far each had come there; −1 where it had not begun.
+
+    >>> [part.tolist() for part in merged(np.array([0, 4, 7]), np.array([4, 5]))]
+    [[0, 4, 5, 7], [0, 1, 1, 2], [-1, 0, 1, 1]]
+    """
+    code = np.sort(np.concatenate([one * 2, two * 2 + 1]), kind="stable")  # of two ascending ones: they are merged
+    at = code >> 1
+    last = _ends(at)
+    theirs = np.cumsum(code & 1)[last]
+    return at[last], last - theirs, theirs - 1
+
+
+def _ends(ascending: np.ndarray) -> np.ndarray:
+    """The last place of each number."""
+    return np.append(np.flatnonzero(ascending[1:] != ascending[:-1]), ascending.size - 1)[: ascending.size]
+
+
+def in_order(numbers: np.ndarray, below: int) -> np.ndarray:
+    """The places of numbers from 0 up to `below`, in their order, equal ones as they come."""
+    return np.argsort(numbers.astype(np.uint16) if below <= 2**16 else numbers, kind="stable")  # 16 bits are counted
+
+
 def _distinct(ascending: np.ndarray) -> np.ndarray:
-    keep = np.ones(ascending.size, bool)
-    np.not_equal(ascending[1:], ascending[:-1], out=keep[1:])
-    return ascending[keep]
+    return ascending[_ends(ascending)]
