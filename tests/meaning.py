@@ -142,13 +142,29 @@ def pair_rule(tree: Tree, sizes: Sizes) -> Pair:
 
 
 def random_blocks(block: int, count: int, seed: int, sizes: Sizes) -> Pair:
-    """The first `count` of a permutation of all blocks of keys, drawn for each block of queries from (seed, block)."""
+    """For each block of queries a set by Floyd's rule, drawn by splitmix64 from (seed, block)."""
     blocks = math.ceil(sizes.keys / block)
-    drawn = [
-        set(np.random.default_rng([seed, number]).permutation(blocks)[:count].tolist())
-        for number in range(math.ceil(sizes.queries / block))
-    ]
-    return lambda b, h, i, j: j // block in drawn[i // block]
+    count = min(count, blocks)
+    few = min(count, blocks - count)
+    golden = 0x9E3779B97F4A7C15
+
+    def scrambled(x: int) -> int:
+        x = (x + golden) % 2**64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return x ^ x >> 31
+
+    def drawn(number: int) -> set[int]:
+        chosen: set[int] = set()
+        stream = scrambled(number ^ scrambled(seed))
+        for t in range(few):
+            last = blocks - few + t
+            one = scrambled((stream + t * golden) % 2**64) % (last + 1)
+            chosen.add(last if one in chosen else one)
+        return chosen if few == count else set(range(blocks)) - chosen
+
+    by_block = [drawn(number) for number in range(math.ceil(sizes.queries / block))]
+    return lambda b, h, i, j: j // block in by_block[i // block]
 
 
 def allowed_pairs(tree: Tree | None, sizes: Sizes) -> np.ndarray:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
+from clearhead.core.draws import drawn
 from clearhead.core.grid import Grid, blocks
 
 IDS = [0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
@@ -62,6 +65,28 @@ def test_random_blocks_are_seeded() -> None:
     assert not np.array_equal(whole, ch.random_blocks(4, count=2, seed=4).dense(32)[0])
     assert (whole.sum(-1) == 8).all()
     assert np.array_equal(whole[0], whole[3])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 6, 9])
+def test_every_set_of_blocks_is_drawn_as_often(count: int) -> None:
+    rows, blocks = 20_000, 6
+    found = drawn(7, range(rows), blocks, count)
+    assert (np.diff(found, axis=1) > 0).all(), "ascending, none of them twice"
+    assert found.shape == (rows, min(count, blocks))
+    sets = math.comb(blocks, min(count, blocks))
+    times = np.unique(found @ blocks ** np.arange(found.shape[1]), return_counts=True)[1]
+    assert times.size == sets
+    # Pearson's chi² has sets − 1 degrees of freedom: that many on average, and twice as much variance
+    chi = ((times - rows / sets) ** 2 / (rows / sets)).sum()
+    assert chi <= (sets - 1) + 5 * math.sqrt(2 * (sets - 1))
+
+
+def test_blocks_are_drawn_for_rows_alone_as_for_all() -> None:
+    for key_blocks, count in ((40, 3), (40, 33), (3000, 70), (2**40, 5)):
+        whole = drawn(2**61, range(50, 90), key_blocks, count)
+        for row in (50, 67, 89):
+            assert np.array_equal(drawn(2**61, range(row, row + 1), key_blocks, count)[0], whole[row - 50])
+    assert not np.array_equal(drawn(1, range(9), 40, 3), drawn(2, range(9), 40, 3))
 
 
 leaf = st.one_of(

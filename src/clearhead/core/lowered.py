@@ -17,7 +17,7 @@ from that. Here i is a query's number and j a key's, both from 0:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -81,6 +81,10 @@ class Node:
     def rows(self) -> tuple[np.ndarray, ...]:
         """Ids or truth values of queries, of keys, or of a table, (1 or batch, n) each."""
         return ()
+
+    def places(self) -> tuple[np.ndarray, int] | None:
+        """Its one row of truth values as the places of the True ones, and how long it is, where those are few."""
+        return None
 
     def array(self) -> Array | None:
         """Truth values that broadcast to (*batch, heads, queries, keys)."""
@@ -205,6 +209,9 @@ class BlocksNode(Node):
 
     block: int
     table: Callable[[], np.ndarray]
+    # where few are True, alike for all batch rows and heads: for each block of queries the blocks of keys that it sees,
+    # ascending, and how many blocks of keys there are
+    chosen: Callable[[], tuple[np.ndarray, int]] | None = None
     kind = NodeKind.BLOCKS
 
     @property
@@ -218,12 +225,20 @@ class BlocksNode(Node):
 
     @property
     def heads(self) -> int:
-        return self.cells.shape[1] if self.cells.shape[1] > 1 else 0
+        return 0 if self.chosen is not None or self.cells.shape[1] == 1 else self.cells.shape[1]
 
     def rows(self) -> tuple[np.ndarray, ...]:
         return (self.cells.reshape(len(self.cells), -1),)
 
+    def places(self) -> tuple[np.ndarray, int] | None:
+        if self.chosen is None:
+            return None
+        blocks, across = self.chosen()
+        return (blocks + np.arange(len(blocks))[:, None] * across).reshape(-1), len(blocks) * across
+
     def tiles(self, cut: Cut) -> Steps:
+        if self.chosen is not None:
+            return intervals.of_chosen(cut, self.chosen()[0], self.block)
         return intervals.of_cells(cut, self.cells, self.block)
 
 
@@ -328,44 +343,6 @@ def _by(function: str, *values: Numbers) -> Numbers:
     known = (int, np.ndarray)
     fitting = [np.clip(a, -most, most).astype(traced.dtype) if isinstance(a, known) else a for a in values]
     return getattr(Library.of(traced).xp, function)(*fitting)
-
-
-def evaluated(
-    kind: int, constant: int, fields: Sequence[Any], array: Array, parts: Sequence[Array], grid: Grid, xp: Any
-) -> Array:
-    """Which pairs a node allows, (…, queries, keys) by the steps of a library, for whoever has no kernel for it.
-
-    `fields` are its numbers and rows in order, with all batch axes in front or whole numbers, and `parts` the answers
-    of the nodes that it is made of.
-    """
-    i, j = np.arange(grid.queries)[:, None], np.arange(grid.keys)
-
-    def number(value: Any) -> Any:
-        # what is beyond any distance is no number of 32 bits
-        return min(max(value, -(2**31) + 1), 2**31 - 1) if isinstance(value, int) else value[..., None, None, None]
-
-    match NodeKind(kind):
-        case NodeKind.BAND:
-            return xp.asarray((j - i >= number(fields[0])) & (j - i <= number(fields[1])))
-        case NodeKind.BEFORE:
-            return xp.asarray(j[None, :] < number(fields[0]))
-        case NodeKind.DOCUMENTS:
-            return fields[0][..., None, :, None] == fields[1][..., None, None, :]
-        case NodeKind.FLAGS:
-            return fields[0][..., None, :, None] | fields[1][..., None, None, :]
-        case NodeKind.BLOCKS:
-            down, across = (-(-n // constant) for n in (grid.queries, grid.keys))
-            table = xp.asarray(fields[0])
-            table = table.reshape(*table.shape[:-1], -1, down * across)  # one for all heads, or one for each
-            return table[..., i // constant * across + j // constant]
-        case NodeKind.ARRAY:
-            return xp.asarray(array)
-        case NodeKind.AND:
-            return parts[0] & parts[1]
-        case NodeKind.OR:
-            return parts[0] | parts[1]
-        case NodeKind.NOT:
-            return ~parts[0]
 
 
 def by_row(values: np.ndarray, grid: Grid) -> Numbers:

@@ -16,13 +16,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from clearhead.core import lowered
 from clearhead.core.array_masks import truths
 from clearhead.core.arrays import Array, Library, is_traced, settled, to_numpy
+from clearhead.core.draws import drawn
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import LARGEST, Align, Alignment, Grid, fits, part
 from clearhead.core.lowered import Node
@@ -99,7 +99,7 @@ class BlockTable(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RandomBlocks(Mask):
-    """For each block of queries, `count` blocks of keys drawn by a seeded generator."""
+    """For each block of queries, `count` blocks of keys drawn by a seed."""
 
     block: int
     count: int
@@ -107,13 +107,20 @@ class RandomBlocks(Mask):
     wire = "random"
 
     def lower(self, grid: Grid) -> Node:
-        return lowered.BlocksNode(self.block, lambda: self.table(range(grid.queries), grid)[None, None])
+        rows = range(grid.queries)
+        return lowered.BlocksNode(
+            self.block,
+            lambda: self.table(rows, grid)[None, None],
+            lambda: (self.drawn(rows, grid), self.across(grid)),
+        )
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         if not rows or not columns:
             return None
         first, last = columns[0] // self.block, columns[-1] // self.block
-        return _verdict(self.table(rows, grid)[:, first : last + 1])
+        drawn = self.drawn(rows, grid)
+        found = int(np.count_nonzero((first <= drawn) & (drawn <= last)))
+        return None if 0 < found < len(drawn) * (last + 1 - first) else found > 0
 
     def tile(self, rows: range, columns: range, grid: Grid) -> Tile:
         if not rows or not columns:
@@ -122,31 +129,31 @@ class RandomBlocks(Mask):
         query_block, key_block = np.asarray(rows) // self.block - first, np.asarray(columns) // self.block
         return decided(self.table(rows, grid)[query_block[:, None], key_block])
 
-    def table(self, rows: range, grid: Grid) -> np.ndarray:
-        """True for each block of keys that each block of these queries sees: (query blocks, key blocks)."""
-        key_blocks = -(-grid.keys // self.block)
+    def across(self, grid: Grid) -> int:
+        """How many blocks of keys there are."""
+        return -(-grid.keys // self.block)
+
+    def drawn(self, rows: range, grid: Grid) -> np.ndarray:
+        """The blocks of keys that each block of these queries sees, ascending."""
         query_blocks = range(rows.start // self.block, -(-rows.stop // self.block))
-        table = np.zeros((len(query_blocks), key_blocks), dtype=bool)
-        for place, i in enumerate(query_blocks):
-            table[place, list(_drawn(self.seed, i, key_blocks, self.count))] = True
+        return drawn(self.seed, query_blocks, self.across(grid), self.count)
+
+    def table(self, rows: range, grid: Grid) -> np.ndarray:
+        """The same as truth values: (query blocks, key blocks)."""
+        blocks = self.drawn(rows, grid)
+        table = np.zeros((len(blocks), self.across(grid)), dtype=bool)
+        table[np.arange(len(blocks))[:, None], blocks] = True
         return table
 
     def check(self, grid: Grid) -> None:
         """It fits every size."""
 
     def reason(self, query: int, key: int, grid: Grid, at: tuple[int, ...]) -> str:
-        drawn = sorted(_drawn(self.seed, query // self.block, -(-grid.keys // self.block), self.count))
+        drawn = self.drawn(range(query, query + 1), grid)[0].tolist()
         return f"{self!r} drew key blocks {drawn} for it, and the key is in block {key // self.block}"
 
     def __repr__(self) -> str:
         return f"random_blocks({self.block}, count={self.count}, seed={self.seed})"
-
-
-@lru_cache(maxsize=65536)
-def _drawn(seed: int, query_block: int, key_blocks: int, count: int) -> frozenset[int]:
-    # one generator for each query block: a tile is answered without drawing all the others
-    generator = np.random.default_rng([seed, query_block])
-    return frozenset(generator.permutation(key_blocks)[:count].tolist())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -292,15 +299,18 @@ def blocks(array: object, size: int) -> Mask:
 def random_blocks(block: int, *, count: int, seed: int = 0) -> Mask:
     """Each block of queries sees `count` random blocks of keys; the same seed gives the same blocks everywhere.
 
+    They are drawn by a hash of 64 bits (`core/draws.py`): all sets of `count` blocks are as likely. Version 0.1 drew
+    others of a seed.
+
     >>> print(random_blocks(2, count=1, seed=3).picture(8))
     · · · · · · ■ ■
     · · · · · · ■ ■
     ■ ■ · · · · · ·
     ■ ■ · · · · · ·
+    · · · · ■ ■ · ·
+    · · · · ■ ■ · ·
     ■ ■ · · · · · ·
     ■ ■ · · · · · ·
-    · · ■ ■ · · · ·
-    · · ■ ■ · · · ·
     """
     introduce()
     if at_least("seed", seed) != seed:

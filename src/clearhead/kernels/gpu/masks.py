@@ -124,6 +124,10 @@ def _from_tree(root: Node, grid: Grid, on: torch.device) -> Prepared:
 
 def uploaded(node: Node, grid: Grid, on: torch.device) -> tuple[list[Any], bool]:
     """A node's numbers as one array and its rows as one each, on the device; and whether batch rows have their own."""
+    few = node.places()
+    if few is not None:
+        table = torch.zeros((1, few[1]), dtype=torch.uint8, device=on)
+        return [table.index_fill_(1, upload(few[0], on), 1)], False
     found = list(node.narrow())
     if node.numbers:
         found.insert(0, np.stack(np.broadcast_arrays(*map(within, node.numbers)), axis=-1).astype(np.int32))
