@@ -18,8 +18,8 @@ from interpreted import MARKS
 
 import clearhead as ch
 from clearhead.core import lowered, masks, sparse_masks
-from clearhead.core.grid import Alignment, Grid
-from clearhead.core.lowered import AndNode, BandNode, DocumentsNode, Node, NodeKind, offset_by_row
+from clearhead.core.grid import Alignment, Grid, offset_by_row
+from clearhead.core.lowered import AndNode, BandNode, DocumentsNode, Node, NodeKind
 from clearhead.core.problem import pose
 from clearhead.kernels.compiled import NOT_BUILT, Running
 from clearhead.torch_bridge.wire import pack_mask, unpack_mask

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from clearhead.core.arrays import Array, dtype_name, is_torch, is_traced, refuse_masked, settled, to_numpy
+from clearhead.core.arrays import Array, Library, dtype_name, is_torch, is_traced, refuse_masked, settled, to_numpy
 from clearhead.core.equality import digest, same
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.trees import introduce, tree
 
 Align = Literal["end", "start"]
+# one for all batch rows, or one for each: (batch,)
+Numbers: TypeAlias = "int | np.ndarray"
 # Positions are below this, so that sums of a few of them stay within 64 bits
 LARGEST = 2**60
 
@@ -270,3 +273,31 @@ def part(array: Array, at: tuple[int, ...]) -> Array:
     lead = array.shape[:-2]
     index = at[len(at) - len(lead) :] if lead else ()
     return array[(*(0 if size == 1 else i for size, i in zip(lead, index, strict=True)), ...)]
+
+
+def by_row(values: np.ndarray, grid: Grid) -> Numbers:
+    """One number, or one for each batch row in one axis, of what `by_batch` gives.
+
+    >>> by_row(np.array([3, 5]).reshape(2, 1, 1, 1, 1), Grid((2, 2), 1, 4, 4))
+    array([3, 3, 5, 5])
+    """
+    if not isinstance(values, np.ndarray):  # JAX traces them
+        values = values[..., 0, 0, 0] if values.ndim else values
+        return Library.of(values).xp.broadcast_to(values, grid.batch).reshape(-1)
+    if values.size == 1:
+        return int(values.item())
+    return np.broadcast_to(values[..., 0, 0, 0], grid.batch).reshape(-1)
+
+
+def offset_by_row(alignment: Alignment, grid: Grid) -> Numbers:
+    """The key position of query 0, in the same form."""
+    return alignment.aligned(grid) if alignment.given is None else by_row(alignment.offset(grid), grid)
+
+
+def in_rows(values: np.ndarray, grid: Grid) -> np.ndarray:
+    """Ids or flags (…, n) as (1, n), or as (batch, n) where batch rows differ."""
+    length = values.shape[-1]
+    if math.prod(values.shape[:-1]) == 1:
+        return values.reshape(1, length)
+    xp = np if isinstance(values, np.ndarray) else Library.of(values).xp
+    return xp.broadcast_to(values, (*grid.batch, length)).reshape(math.prod(grid.batch), length)

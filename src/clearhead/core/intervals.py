@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from clearhead.core import steps
 from clearhead.core.arrays import Array, to_numpy
 from clearhead.core.block_sums import block_sums
 from clearhead.core.grid import Grid, bins_of
+from clearhead.core.ranges import stretches_of_both
 from clearhead.core.steps import ALL, NONE, SOME, Cut, Places, Steps
 
 
@@ -32,7 +33,7 @@ def of_ids(cut: Cut, queries: np.ndarray, keys: np.ndarray) -> Steps:
     batch = max(len(queries), len(keys))
     if not queries.size or not keys.size:
         return steps.constant(cut, NONE)
-    asking, asked = (_stretches(np.broadcast_to(ids, (batch, ids.shape[1]))) for ids in (queries, keys))
+    asking, asked = stretches_of_both(queries, keys)
     known, number = np.unique(np.concatenate([asking.ids, asked.ids]), return_inverse=True)
     mine, theirs = np.split(number.reshape(-1), [asking.ids.size])
     mine, theirs = mine + asking.row * known.size, theirs + asked.row * known.size  # an id for each batch row
@@ -152,27 +153,6 @@ def states(flags: np.ndarray, size: int) -> np.ndarray:
 def _sizes(length: int, size: int) -> np.ndarray:
     """How long the stretches of `size` are that cover a length; the last one may be shorter."""
     return np.diff(np.append(np.arange(0, length, size), length))
-
-
-class _Stretches(NamedTuple):
-    """Stretches of one id: of which row, from where to where in it, and the id."""
-
-    row: np.ndarray
-    start: np.ndarray
-    stop: np.ndarray
-    ids: np.ndarray
-
-
-def _stretches(ids: np.ndarray) -> _Stretches:
-    """The longest stretches of equal ids in each row."""
-    rows, length = ids.shape
-    new = np.ones(ids.shape, bool)
-    np.not_equal(ids[:, 1:], ids[:, :-1], out=new[:, 1:])
-    place = np.flatnonzero(new)
-    row = place // length if rows > 1 else np.zeros_like(place)
-    start = place - row * length
-    stop = np.append(start[1:], 0)
-    return _Stretches(row, start, np.where(stop == 0, length, stop), ids[row, start])
 
 
 def _together(ids: np.ndarray, start: np.ndarray, stop: np.ndarray) -> Places:

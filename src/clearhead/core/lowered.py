@@ -16,8 +16,7 @@ from that. Here i is a query's number and j a key's, both from 0:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -27,12 +26,10 @@ import numpy as np
 
 from clearhead.core import intervals, ranges
 from clearhead.core.arrays import Array, Library
-from clearhead.core.grid import Alignment, Grid
+from clearhead.core.grid import Grid, Numbers
 from clearhead.core.ranges import KeyRanges
 from clearhead.core.steps import Cut, Steps, by_both
 
-# one for all batch rows, or one for each: (batch,)
-Numbers: TypeAlias = "int | np.ndarray"
 # low, high and count: query i sees keys i + low … i + high below count
 Span: TypeAlias = tuple[Numbers, Numbers, Numbers]
 
@@ -94,8 +91,8 @@ class Node:
         """The keys that a query sees as one span that moves with it; None where that does not say it all."""
         return None
 
-    def ranges(self, grid: Grid) -> KeyRanges | None:
-        """The one range of keys that each query sees; None where there is more than one, or it is not known."""
+    def ranges(self, queries: np.ndarray, keys: int) -> KeyRanges | None:
+        """The one range of keys that each of these queries sees; None where there is more than one, or nobody knows."""
         return None
 
     def tiles(self, cut: Cut) -> Steps:
@@ -131,8 +128,8 @@ class BandNode(Node):
     def span(self, keys: int) -> Span:
         return self.low, self.high, keys
 
-    def ranges(self, grid: Grid) -> KeyRanges:
-        return ranges.of_band(self.low, self.high, grid)
+    def ranges(self, queries: np.ndarray, keys: int) -> KeyRanges:
+        return ranges.of_band(self.low, self.high, queries, keys)
 
     def tiles(self, cut: Cut) -> Steps:
         first, last = cut.block_ends()
@@ -155,8 +152,8 @@ class BeforeNode(Node):
     def span(self, keys: int) -> Span:
         return -FAR, FAR, smaller(larger(self.count, 0), keys)
 
-    def ranges(self, grid: Grid) -> KeyRanges:
-        return ranges.of_count(self.count, grid)
+    def ranges(self, queries: np.ndarray, keys: int) -> KeyRanges:
+        return ranges.of_count(self.count, queries, keys)
 
     def tiles(self, cut: Cut) -> Steps:
         count = np.reshape(self.count, (-1, 1)) + np.zeros(cut.blocks, np.int64)
@@ -174,8 +171,13 @@ class DocumentsNode(Node):
     def rows(self) -> tuple[np.ndarray, ...]:
         return self.queries, self.keys
 
-    def ranges(self, grid: Grid) -> KeyRanges | None:
+    @cached_property
+    def by_stretch(self) -> ranges.ByStretch | None:
+        """The range of keys of each stretch of queries of one id, found once."""
         return ranges.of_ids(self.queries, self.keys)
+
+    def ranges(self, queries: np.ndarray, keys: int) -> KeyRanges | None:
+        return None if self.by_stretch is None else self.by_stretch.of(queries, self.queries.shape[1])
 
     def tiles(self, cut: Cut) -> Steps:
         return intervals.of_ids(cut, self.queries, self.keys)
@@ -271,8 +273,8 @@ class AndNode(Node):
     def parts(self) -> tuple[Node, ...]:
         return self.left, self.right
 
-    def ranges(self, grid: Grid) -> KeyRanges | None:
-        left, right = self.left.ranges(grid), self.right.ranges(grid)
+    def ranges(self, queries: np.ndarray, keys: int) -> KeyRanges | None:
+        left, right = self.left.ranges(queries, keys), self.right.ranges(queries, keys)
         return None if left is None or right is None else ranges.both(left, right)
 
     def tiles(self, cut: Cut) -> Steps:
@@ -297,8 +299,8 @@ class OrNode(Node):
     def parts(self) -> tuple[Node, ...]:
         return self.left, self.right
 
-    def ranges(self, grid: Grid) -> KeyRanges | None:
-        left, right = self.left.ranges(grid), self.right.ranges(grid)
+    def ranges(self, queries: np.ndarray, keys: int) -> KeyRanges | None:
+        left, right = self.left.ranges(queries, keys), self.right.ranges(queries, keys)
         return None if left is None or right is None else ranges.either(left, right)
 
     def tiles(self, cut: Cut) -> Steps:
@@ -316,9 +318,9 @@ class NotNode(Node):
     def parts(self) -> tuple[Node, ...]:
         return (self.inner,)
 
-    def ranges(self, grid: Grid) -> KeyRanges | None:
-        inner = self.inner.ranges(grid)
-        return None if inner is None else ranges.outside(*inner, grid.keys)
+    def ranges(self, queries: np.ndarray, keys: int) -> KeyRanges | None:
+        inner = self.inner.ranges(queries, keys)
+        return None if inner is None else ranges.outside(*inner, keys)
 
     def tiles(self, cut: Cut) -> Steps:
         return ~self.inner.tiles(cut)
@@ -345,29 +347,39 @@ def _by(function: str, *values: Numbers) -> Numbers:
     return getattr(Library.of(traced).xp, function)(*fitting)
 
 
-def by_row(values: np.ndarray, grid: Grid) -> Numbers:
-    """One number, or one for each batch row in one axis, of what `grid.by_batch` gives.
+def evaluated(
+    kind: int, constant: int, fields: Sequence[Any], array: Array, parts: Sequence[Array], grid: Grid, xp: Any
+) -> Array:
+    """Which pairs a node allows, (…, queries, keys) by the steps of a library, for whoever has no kernel for it.
 
-    >>> by_row(np.array([3, 5]).reshape(2, 1, 1, 1, 1), Grid((2, 2), 1, 4, 4))
-    array([3, 3, 5, 5])
+    `fields` are its numbers and rows in order, with all batch axes in front or whole numbers, and `parts` the answers
+    of the nodes that it is made of.
     """
-    if not isinstance(values, np.ndarray):  # JAX traces them
-        values = values[..., 0, 0, 0] if values.ndim else values
-        return Library.of(values).xp.broadcast_to(values, grid.batch).reshape(-1)
-    if values.size == 1:
-        return int(values.item())
-    return np.broadcast_to(values[..., 0, 0, 0], grid.batch).reshape(-1)
+    i, j = np.arange(grid.queries)[:, None], np.arange(grid.keys)
 
+    def number(value: Any) -> Any:
+        # what is beyond any distance is no number of 32 bits
+        return min(max(value, -(2**31) + 1), 2**31 - 1) if isinstance(value, int) else value[..., None, None, None]
 
-def offset_by_row(alignment: Alignment, grid: Grid) -> Numbers:
-    """The key position of query 0, in the same form."""
-    return alignment.aligned(grid) if alignment.given is None else by_row(alignment.offset(grid), grid)
-
-
-def in_rows(values: np.ndarray, grid: Grid) -> np.ndarray:
-    """Ids or flags (…, n) as (1, n), or as (batch, n) where batch rows differ."""
-    length = values.shape[-1]
-    if math.prod(values.shape[:-1]) == 1:
-        return values.reshape(1, length)
-    xp = np if isinstance(values, np.ndarray) else Library.of(values).xp
-    return xp.broadcast_to(values, (*grid.batch, length)).reshape(math.prod(grid.batch), length)
+    match NodeKind(kind):
+        case NodeKind.BAND:
+            return xp.asarray((j - i >= number(fields[0])) & (j - i <= number(fields[1])))
+        case NodeKind.BEFORE:
+            return xp.asarray(j[None, :] < number(fields[0]))
+        case NodeKind.DOCUMENTS:
+            return fields[0][..., None, :, None] == fields[1][..., None, None, :]
+        case NodeKind.FLAGS:
+            return fields[0][..., None, :, None] | fields[1][..., None, None, :]
+        case NodeKind.BLOCKS:
+            down, across = (-(-n // constant) for n in (grid.queries, grid.keys))
+            table = xp.asarray(fields[0])
+            table = table.reshape(*table.shape[:-1], -1, down * across)  # one for all heads, or one for each
+            return table[..., i // constant * across + j // constant]
+        case NodeKind.ARRAY:
+            return xp.asarray(array)
+        case NodeKind.AND:
+            return parts[0] & parts[1]
+        case NodeKind.OR:
+            return parts[0] | parts[1]
+        case NodeKind.NOT:
+            return ~parts[0]

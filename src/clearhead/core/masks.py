@@ -29,7 +29,19 @@ import numpy as np
 from clearhead.core import lowered
 from clearhead.core.arrays import Array, Library
 from clearhead.core.errors import ArgumentError, shown
-from clearhead.core.grid import LARGEST, Align, Alignment, Grid, by_batch, part, spelled, whole_numbers
+from clearhead.core.grid import (
+    LARGEST,
+    Align,
+    Alignment,
+    Grid,
+    by_batch,
+    by_row,
+    in_rows,
+    offset_by_row,
+    part,
+    spelled,
+    whole_numbers,
+)  # fmt: skip
 from clearhead.core.lowered import FAR, Node
 from clearhead.core.mask import Mask, Tile, decided
 
@@ -44,7 +56,7 @@ class Band(Mask):
     wire = "band"
 
     def lower(self, grid: Grid) -> Node:
-        offset = lowered.offset_by_row(self.alignment, grid)
+        offset = offset_by_row(self.alignment, grid)
         return lowered.BandNode(
             -FAR if self.back is None else offset - self.back, FAR if self.ahead is None else offset + self.ahead
         )
@@ -100,7 +112,7 @@ class Before(Mask):
     wire = "before"
 
     def lower(self, grid: Grid) -> Node:
-        return lowered.BeforeNode(lowered.by_row(by_batch(self.name, self.count, grid), grid))
+        return lowered.BeforeNode(by_row(by_batch(self.name, self.count, grid), grid))
 
     def decide(self, rows: range, columns: range, grid: Grid) -> bool | None:
         count = by_batch(self.name, self.count, grid)
@@ -140,7 +152,7 @@ class Documents(Mask):
 
     def lower(self, grid: Grid) -> Node:
         queries, keys = self.ids(grid)
-        return lowered.DocumentsNode(lowered.in_rows(queries, grid), lowered.in_rows(keys, grid))
+        return lowered.DocumentsNode(in_rows(queries, grid), in_rows(keys, grid))
 
     def ids(self, grid: Grid) -> tuple[Array, Array]:
         """The ids of queries and of keys. Queries without ids of their own are the last keys."""
@@ -205,7 +217,7 @@ class GlobalTokens(Mask):
 
     def lower(self, grid: Grid) -> Node:
         def marked() -> tuple[np.ndarray, np.ndarray]:
-            offset = lowered.offset_by_row(self.alignment, grid)
+            offset = offset_by_row(self.alignment, grid)
             if isinstance(offset, int | np.ndarray) and isinstance(self.indices, np.ndarray):
                 return marked_at(self.indices - np.reshape(offset, (-1, 1)), grid.queries), marked_at(
                     self.indices[None, :], grid.keys

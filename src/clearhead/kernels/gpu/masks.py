@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from clearhead.core.arrays import Array, to_numpy
-from clearhead.core.grid import Grid
-from clearhead.core.lowered import Node, Numbers
+from clearhead.core.grid import Grid, Numbers
+from clearhead.core.lowered import Node
 from clearhead.core.mask import Mask
 from clearhead.core.runs import runs
 from clearhead.kernels.gpu.device import Lists, Span

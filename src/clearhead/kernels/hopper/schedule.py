@@ -79,32 +79,62 @@ def key_ranges_of(
 ) -> KeyRanges:
     """Runs of keys on the device. Starts and stops are (1 or B, T); where start ≥ stop, a query sees nothing."""
     none = starts >= stops
-    config = config or preferred(head_dim, int(np.where(none, 0, stops - starts).sum()) // max(none.size, 1))
-    start = int(np.min(np.where(none, keys, starts), initial=keys))
-    stop = int(np.max(np.where(none, 0, stops), initial=0))
+    if none.any():
+        starts, stops = np.where(none, keys, starts), np.where(none, 0, stops)
+    seen = int(stops.sum(dtype=np.int64) - starts.sum(dtype=np.int64)) + keys * int(np.count_nonzero(none))
+    config = config or preferred(head_dim, seen // max(none.size, 1))
+    start, stop = int(starts.min(initial=keys)), int(stops.max(initial=0))
     size = max(stop - start, 0)
     # a query that sees nothing starts after all keys, and lets no tile be full
-    starts, stops = np.where(none, size, starts - start), np.where(none, 0, stops - start)
-    place = (size + 1) * np.arange(len(starts))[:, None]
-    begun, ended = (np.bincount((a + place).ravel(), minlength=place.size * (size + 1)) for a in (starts, stops))
-    seen = np.cumsum((begun - ended).reshape(len(starts), -1), axis=-1)  # by how many queries, less those that see none
-    hidden = seen[:, :size] + none.sum(-1, keepdims=True) == 0
-    edges = np.stack([starts, stops], axis=-1).astype(np.int32)
+    if start:
+        starts, stops = np.minimum(starts - start, size), np.maximum(stops - start, 0)
+    elif size < keys:
+        starts = np.minimum(starts, size)
+    hidden = unseen(starts, stops, size)
+    edges = np.empty((*starts.shape, 2), np.int32)
+    edges[..., 0], edges[..., 1] = starts, stops
     return KeyRanges(
         torch.from_numpy(edges).to(on),
         torch.from_numpy(blocks_of(starts, stops, size, config)).to(on),
         config,
         start,
         stop,
-        torch.from_numpy(hidden[:, None, :, None]).to(on) if hidden.any() else None,
+        None if hidden is None else torch.from_numpy(hidden[:, None, :, None]).to(on),
     )
+
+
+def unseen(starts: np.ndarray, stops: np.ndarray, size: int) -> np.ndarray | None:
+    """Keys that no query sees, (1 or B, size); None where each is seen by some.
+
+    >>> unseen(np.array([[4, 4, 0]]), np.array([[5, 6, 3]]), 6).astype(int).tolist()
+    [[0, 0, 0, 1, 0, 0]]
+    """
+    found = np.zeros((len(starts), size), bool)
+    for row, start, stop in zip(found, starts, stops, strict=True):
+        if not start.size:
+            row[:] = True
+            continue
+        first = np.append(
+            0, np.flatnonzero(start[1:] != start[:-1]) + 1
+        )  # of queries that start alike, one after another
+        begin, end = start[first], np.maximum.reduceat(stop, first)
+        if (begin[1:] < begin[:-1]).any():
+            order = np.argsort(begin, kind="stable")
+            begin, end = begin[order], end[order]
+        reached = np.append(0, np.maximum.accumulate(end))  # before each start; what is between it and the start is not
+        gaps = np.append(begin, size) - reached
+        for place in np.flatnonzero(gaps > 0):
+            row[reached[place] : reached[place] + gaps[place]] = True
+    return found if found.any() else None
 
 
 def blocks_of(starts: np.ndarray, stops: np.ndarray, keys: int, config: TileConfig) -> np.ndarray:
     """The table of `KeyRanges`, blocks with the most tiles first: so the last ones to start are short."""
     rows, columns = config.rows * config.consumers, config.columns
-    pad = ((0, 0), (0, -starts.shape[-1] % rows))
-    starts, stops = (np.pad(a, pad, mode="edge").reshape(len(a), -1, rows) for a in (starts, stops))
+    if starts.shape[-1] % rows:
+        pad = ((0, 0), (0, -starts.shape[-1] % rows))
+        starts, stops = np.pad(starts, pad, mode="edge"), np.pad(stops, pad, mode="edge")
+    starts, stops = starts.reshape(len(starts), -1, rows), stops.reshape(len(stops), -1, rows)
     base = np.minimum(starts.min(-1), keys - 1)
     end = np.maximum(-(-(stops.max(-1) - base) // columns), 1)
     low = np.clip(-(-(starts.max(-1) - base) // columns), 0, end - 1)

@@ -16,8 +16,8 @@ import numpy as np
 from clearhead.core import formula
 from clearhead.core.arrays import Array, Library
 from clearhead.core.asking import QueryWeights
+from clearhead.core.lowered import evaluated
 from clearhead.core.observations import OBSERVATIONS
-from clearhead.core.pairs import evaluated
 from clearhead.kernels.collect import Gathered, Sizes
 from clearhead.kernels.xla.spec import BY_DISTANCE, BY_PAIR, NUMBER, Spec
 
