@@ -53,7 +53,11 @@ def main() -> None:
         call = over(partial(chd.attention, mesh="ring", placement=placement, **options), ROWS)
         got = call(q, k, v) if placement is None else call(*turns)[:, :, back]
         np.testing.assert_allclose(got, whole, atol=1e-12, err_msg=name)
-    observed(arrays[:3], "everything")
+    observed(arrays[:3], "everything", received=9)
+    observed(arrays[:3], "documents, lengths and a window by row", received=True, received_max=9, removal=True)
+    observed(
+        arrays[:3], "blocks, Longformer and an array", received=np.arange(N) % 5 - 1.0, removal=9, received_max=True
+    )
     for name in ("everything",):
         options = CASES[name]
         call = over(partial(chd.attention, mesh="ring", **options), ROWS)
@@ -69,10 +73,10 @@ def main() -> None:
     print("all as on one device")
 
 
-def observed(arrays: list[np.ndarray], name: str) -> None:
-    """Everything that can be observed of one case."""
-    options, want = CASES[name], {"top": 3, "received": 9, "map": (4, 5), "queries": [-1, 3], "weights": True}
-    kinds = dict.fromkeys(("output", "lse", "entropy", "max_score", "received", "weights"), ROWS)
+def observed(arrays: list[np.ndarray], name: str, **by_key: Any) -> None:
+    """Everything that can be observed of one case, and of what each key has a number of what is said."""
+    options, want = CASES[name], {"top": 3, "map": (4, 5), "queries": [-1, 3], "weights": True, **by_key}
+    kinds = dict.fromkeys(("output", "lse", "entropy", "max_score", "weights", *by_key), ROWS)
 
     def look(q: Any, k: Any, v: Any) -> Any:
         seen = chd.observe(q, k, v, mesh="ring", **options, **want)

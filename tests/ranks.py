@@ -89,7 +89,7 @@ def placements(n: int, world: int, kind: str) -> Any:
 
 def hold(name: str, rank: int, world: int, way: str | None, kind: str) -> int:
     """One case over all ranks: forward, gradients and observations, within the budget of one machine; how many."""
-    from budget import LAST, MAP, TOP, check, expected, queries_of
+    from budget import LAST, MAP, TOP, check, emphasis, expected, queries_of
     from cases import BY_NAME
 
     import clearhead.distributed as chd
@@ -98,30 +98,38 @@ def hold(name: str, rank: int, world: int, way: str | None, kind: str) -> int:
     arrays, dout, options = case.build()
     q, k, v, dout = tensors((*arrays, dout), case.dtype)
     options = {n: torch.from_numpy(np.array(o)) if isinstance(o, np.ndarray) else o for n, o in options.items()}
-    by_query, by_key = (placements(a.shape[-2], world, kind) for a in (q, k))
-    rows, columns = (lambda a: chd.shard(a, by_query, rank)), (lambda a: chd.shard(a, by_key, rank))
+    by_query, by_keys = (placements(a.shape[-2], world, kind) for a in (q, k))
+    rows, columns = (lambda a: chd.shard(a, by_query, rank)), (lambda a: chd.shard(a, by_keys, rank))
     parts = [rows(q), columns(k), columns(v)]
-    given: dict[str, Any] = {"placement": by_query, "key_placement": by_key, "way": way, "timeout": 30, **options}
+    given: dict[str, Any] = {"placement": by_query, "key_placement": by_keys, "way": way, "timeout": 30, **options}
     want = {"top": TOP, "map": MAP, "received": True, "queries": queries_of(q.shape[-2])}
+    # how much outputs would change without a key is not said of what was dropped out
+    by_key = ["received_max", *(["removal"] if "dropout" not in options else [])]
+    want |= dict.fromkeys(by_key, True)
     if way == "queries":
-        want = {}
+        want, by_key = {}, []
     learned = [part.clone().requires_grad_() for part in parts]
     with np.errstate(all="ignore"):
         output = chd.attention(*learned, **given)
         output.backward(rows(dout))
         seen = chd.observe(*parts, **given, **want)
-        last = chd.observe(*parts, **given, received=LAST) if want else None
+        last = chd.observe(*parts, **given, received=LAST, **dict.fromkeys(by_key, LAST)) if want else None
+        lead = (*seen.lse.shape[:-1], q.shape[-2])
+        counts = torch.from_numpy(emphasis(lead).astype(np.float32))  # of all queries, as every rank has them
+        weighted = chd.observe(*parts, **given, received=counts) if want else None
     answers: dict[str, tuple[torch.Tensor, Any, int]] = {
         "output": (output.detach(), by_query, -2),
         **{
             what: (g.grad, by, -2)
-            for what, g, by in zip(("dq", "dk", "dv"), learned, (by_query, by_key, by_key), strict=True)
+            for what, g, by in zip(("dq", "dk", "dv"), learned, (by_query, by_keys, by_keys), strict=True)
         },
         **{what: (getattr(seen, what), by_query, -1) for what in ("lse", "max_score", "entropy")},
     }
-    if want and last is not None:
+    if want and last is not None and weighted is not None:
         answers["top"] = (seen.top.weights, by_query, -2)
-        answers["received"], answers["received_last"] = (seen.received, by_key, -1), (last.received, by_key, -1)
+        answers["received_weighted"] = (weighted.received, by_keys, -1)
+        for what in ("received", *by_key):
+            answers[what], answers[f"{what}_last"] = ((getattr(one, what), by_keys, -1) for one in (seen, last))
     found = {}
     for what, (part, placement, axis) in answers.items():
         found[what] = chd.gather(part, placement, axis=axis, timeout=30)

@@ -59,11 +59,13 @@ def models(rank: int, world: int) -> None:
     with torch.no_grad():
         for low, high in ((0, 11), (11, 12), (12, 23)):
             given = {"mask": ch.window(9) | ch.global_tokens([0])}
-            expected, seen = layer(x[:, low:high], cache=plain, observe={"top": 2, "received": True}, **given)
-            found, mine = layer(x[:, low:high], cache=small, observe={"top": 2, "received": True}, **given)
+            want = {"top": 2, "received": True, "received_max": True, "removal": True}
+            expected, seen = layer(x[:, low:high], cache=plain, observe=want, **given)
+            found, mine = layer(x[:, low:high], cache=small, observe=want, **given)
             torch.testing.assert_close(found, expected)
             assert torch.equal(mine.top.indices, seen.top.indices)
-            torch.testing.assert_close(mine.received, seen.received)
+            for name in ("received", "received_max", "removal"):
+                torch.testing.assert_close(getattr(mine, name), getattr(seen, name))
         for cache in (plain, small):
             cache.trim(17)
         torch.testing.assert_close(layer(x[:, 17:19], cache=small), layer(x[:, 17:19], cache=plain))

@@ -63,6 +63,12 @@ def faults(rank: int, world: int) -> None:
     asked[600] = rank == 1
     with pytest.raises(DistributedError, match="observations: is not the same on every rank: rank 1 has"):
         chd.observe(*parts, mesh=dist.new_group(), timeout=20, queries=asked)
+    with pytest.raises(DistributedError, match="observations: is not the same on every rank: rank 1 has"):
+        chd.observe(*parts, mesh=dist.new_group(), timeout=20, received=torch.arange(37) * (1 + odd))
+    with pytest.raises(ch.ArgumentError, match=r"received: has shape \(3,\), expected a weight for each query"):
+        chd.observe(*parts, mesh=dist.new_group(), timeout=20, received=torch.ones(3))
+    with pytest.raises(ch.ArgumentError, match="removal: is asked for together with dropout"):
+        chd.observe(*parts, mesh=dist.new_group(), timeout=20, removal=True, dropout=(0.5, 1))
     # what differs in size would end a process, if it were sent
     with pytest.raises(DistributedError, match="dtype: is not the same on every rank: rank 1 has"):
         chd.gather(parts[0].double() if odd else parts[0], placement, dist.new_group(), timeout=20)
@@ -141,6 +147,7 @@ def decoding(rank: int, world: int) -> None:
     keys = chd.Placement.striped(41, world, block=3)
     options: dict[str, Any] = {"mask": ch.lengths([41, 17]), "sinks": torch.tensor([0.1, -0.5, 2.0, 0.0])}
     want: dict[str, Any] = {"top": 4, "received": True, "map": (1, 5), "queries": [0], "weights": True}
+    want |= {"received_max": True, "removal": True}
     own = [chd.shard(a, keys, rank) for a in (k, v)]
     given = {"placement": chd.Placement.on_all(1, world), "key_placement": keys, "timeout": 20, **options}
     seen = chd.observe(q, *own, **given, **want)
@@ -149,7 +156,8 @@ def decoding(rank: int, world: int) -> None:
         torch.testing.assert_close(getattr(seen, name), getattr(whole, name))
     torch.testing.assert_close(seen.top.weights, whole.top.weights)
     assert torch.equal(seen.top.indices, whole.top.indices)
-    torch.testing.assert_close(seen.received, chd.shard(whole.received, keys, rank, axis=-1))
+    for name in ("received", "received_max", "removal"):
+        torch.testing.assert_close(getattr(seen, name), chd.shard(getattr(whole, name), keys, rank, axis=-1))
     torch.testing.assert_close(seen.map.mean, whole.map.mean)
     torch.testing.assert_close(seen.map.max, whole.map.max)
     torch.testing.assert_close(seen.queries.weights, whole.queries.weights)
@@ -170,13 +178,15 @@ def lone_keys(rank: int, world: int) -> None:
     keys = chd.Placement.of_lengths([0, 1, *[0] * (world - 3), 30])
     own = chd.shard(q, queries, rank), chd.shard(k, keys, rank), chd.shard(v, keys, rank)
     options: dict[str, Any] = {"mask": ch.window(9, 9) | ch.global_tokens([0]), "softcap": 3.0}
-    whole = ch.observe(q, k, v, **options, received=True, weights=True)
+    asked: dict[str, Any] = {"received": torch.arange(23) % 5 - 1.0, "received_max": 9, "removal": True}
+    whole = ch.observe(q, k, v, **options, **asked, weights=True)
     for way in ("ring", "gather", "heads"):
         where: dict[str, Any] = {"placement": queries, "key_placement": keys, "way": way, "timeout": 20}
-        seen = chd.observe(*own, **where, **options, received=True, weights=True)
+        seen = chd.observe(*own, **where, **options, **asked, weights=True)
         torch.testing.assert_close(seen.output, chd.shard(whole.output, queries, rank))
         torch.testing.assert_close(seen.weights, chd.shard(whole.weights, queries, rank))
-        torch.testing.assert_close(seen.received, chd.shard(whole.received, keys, rank, axis=-1))
+        for name in asked:
+            torch.testing.assert_close(getattr(seen, name), chd.shard(getattr(whole, name), keys, rank, axis=-1))
 
 
 def everyone(tensor: torch.Tensor, world: int) -> list[torch.Tensor]:

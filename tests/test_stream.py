@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from budget import LAST, MAP, TOP, check, expected, queries_of
+from budget import LAST, MAP, TOP, check, emphasis, expected, queries_of
 from cases import CASES, Case
 
 import clearhead as ch
@@ -37,19 +37,23 @@ def given(case: Case, library: str) -> tuple[Any, Any, Any, dict[str, Any]]:
 def test_chunks_give_what_all_keys_give(case: Case) -> None:
     library = ("numpy", "torch")[STREAMED.index(case) % 2 if case.dtype != "bfloat16" else 1]
     q, k, v, options = given(case, library)
-    count = q.shape[-2]
+    count, exact = q.shape[-2], expected(case.name)
+    by_key = [name for name in ("received", "received_max", "removal") if name in exact]
+    halves = [(k[..., :9, :], v[..., :9, :]), (k[..., 9:, :], v[..., 9:, :])]
     with np.errstate(all="ignore"):
-        seen = stream_observe(q, (k, v), chunk=7, **options, top=TOP, received=True, map=MAP, queries=queries_of(count))
-        last = stream_observe(
-            q, [(k[..., :9, :], v[..., :9, :]), (k[..., 9:, :], v[..., 9:, :])], received=LAST, **options
-        )
+        want = {"top": TOP, "map": MAP, "queries": queries_of(count), **dict.fromkeys(by_key, True)}
+        seen = stream_observe(q, (k, v), chunk=7, **options, **want)
+        last = stream_observe(q, halves, **dict.fromkeys(by_key, LAST), **options)
+        counts = emphasis(tuple(seen.lse.shape)).astype(np.float32)
+        weighted = stream_observe(q, halves, received=torch.from_numpy(counts) if library == "torch" else counts,
+                                  **options)  # fmt: skip
         output = stream(q, (k, v), chunk=7, **options)
-    exact = expected(case.name)
     found = {
         "output": output, "lse": seen.lse, "max_score": seen.max_score, "entropy": seen.entropy,
-        "top": seen.top.weights, "received": seen.received, "received_last": last.received,
+        "top": seen.top.weights, "received_weighted": weighted.received,
         "map_mean": seen.map.mean, "map_max": seen.map.max, "queries": seen.queries.weights,
     }  # fmt: skip
+    found |= {name: getattr(seen, name) for name in by_key} | {f"{name}_last": getattr(last, name) for name in by_key}
     for what, got in found.items():
         numbers = got.double().numpy() if library == "torch" else np.asarray(got)
         check(numbers, exact[what], k.shape[-2], f"{case.name}: {what}")

@@ -154,13 +154,18 @@ def pose(
         want=None if want is None else want(sizes.grid),
         headless=sizes.headless,
     )
-    if problem.dropout is not None and problem.want is not None and problem.want.removal is not None:
-        raise ArgumentError("removal", "is asked for together with dropout, after which the output is another")
+    refuse_removal(problem.dropout, problem.want)
     if problem.mask is not None:
         problem.mask.check(problem.grid)
     if problem.bias is not None:
         problem.bias.check(problem.grid)
     return problem
+
+
+def refuse_removal(dropout: Dropout | None, want: Want | None) -> None:
+    """What outputs would be without a key is not asked of outputs after dropout."""
+    if dropout is not None and want is not None and want.removal is not None:
+        raise ArgumentError("removal", "is asked for together with dropout, after which the output is another")
 
 
 class Sizes(NamedTuple):

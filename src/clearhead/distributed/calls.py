@@ -167,7 +167,7 @@ class Call:
             self.mask.check(grid)
         if self.bias is not None:
             self.bias.check(grid)
-        wanted: Want | None = None if self.asked is None else wanted_of_parts(grid, self.asked)[0]
+        wanted: Want | None = None if self.asked is None else wanted_of_parts(problem, grid, self.asked)
         schedule = scheduled(self.mask, grid, placement, key_placement)
         self.plan: DistributedPlan = planned(
             schedule, shape_of(self.q, self.k, self.v, grid), way=given["way"], looks=bool(wanted and wanted.names)

@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead.core.arrays import Array
 from clearhead.core.mask import Mask
-from clearhead.core.observations import Observed
+from clearhead.core.observations import OBSERVATIONS, Observed
 from clearhead.core.positions import Bias
 from clearhead.distributed.placement import Placement
 
@@ -87,7 +87,9 @@ def observe(
     way: str | None = None,
     timeout: float | None = None,
     top: int | None = None,
-    received: bool | int | None = None,
+    received: bool | int | Array | None = None,
+    received_max: bool | int | None = None,
+    removal: bool | int | None = None,
     map: tuple[int, int] | None = None,
     queries: Any = None,
     weights: bool = False,
@@ -95,9 +97,11 @@ def observe(
     """`attention` over ranks, and what was attended to, equal to what one machine observes.
 
     Of the queries that lie here: output, lse, max_score, entropy, top (with the positions of keys in the whole
-    sequence) and weights. Of the keys that lie here: received. On every rank the same: map, and queries, which are
-    positions in the whole sequence. All but received, map and weights come out of the first pass. Of DTensors, too, it
-    gives the parts that lie here, as plain tensors.
+    sequence) and weights. Of the keys that lie here: received, received_max and removal. On every rank the same: map,
+    and queries, which are positions in the whole sequence. Where `received` is a weight for each query, it has those of
+    the whole sequence, the same on every rank, as masks and biases have. What keys got, map and weights are found in a
+    second look at all keys, the rest in the first. Of DTensors, too, it gives the parts that lie here, as plain
+    tensors.
 
     >>> import torch, torch.distributed as dist, clearhead as ch
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # here a world of one process
@@ -107,7 +111,7 @@ def observe(
     >>> dist.destroy_process_group()
     """
     given = locals()
-    asked = {name: given[name] for name in ("top", "received", "map", "queries", "weights")}
+    asked = {name: given[name] for name in OBSERVATIONS}
     if _of_jax(q):
         from clearhead.distributed.in_shard_map import observe_in_ring
 

@@ -13,6 +13,7 @@ from clearhead.core.errors import ArgumentError
 from clearhead.core.observations import Observed
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.links import Links, group_of
+from clearhead.distributed.pieces import BY_KEY
 from clearhead.distributed.placement import Placement, unshard
 
 
@@ -57,10 +58,12 @@ def gather(
 
 
 def of_all_keys(seen: Observed, keys: Placement, mesh: Any, *, timeout: float | None = None) -> Observed:
-    """What was observed, with what all keys received in place of what those of this rank did."""
-    if seen.received is None:
+    """What was observed, with what all keys got in place of what those of this rank did."""
+    own = {name: getattr(seen, name) for name in BY_KEY if getattr(seen, name) is not None}
+    if not own:
         return seen
-    return replace(seen, received=gather(seen.received, keys, mesh, axis=-1, timeout=timeout))
+    whole = gather(torch.stack(list(own.values())), keys, mesh, axis=-1, timeout=timeout)
+    return replace(seen, **dict(zip(own, whole, strict=True)))
 
 
 def _own(tensor: Any, placement: Any, links: Links, axis: int) -> Tensor:

@@ -10,7 +10,9 @@ import numpy as np
 
 from clearhead.core.array_masks import given_mask
 from clearhead.core.arrays import Array, Library, made
+from clearhead.core.asking import QueryWeights
 from clearhead.core.errors import ArgumentError, KernelRefused
+from clearhead.core.formula import removal
 from clearhead.core.grid import Grid, bins, blocks
 from clearhead.core.observations import Map, Observed, Rows, Top, Want
 from clearhead.core.partial import keys_share
@@ -18,6 +20,7 @@ from clearhead.core.positions import as_bias
 from clearhead.core.problem import Problem, pose
 from clearhead.core.temperature import tempered
 from clearhead.distributed.at_positions import DropoutAt, MaskAt, Places, bias_at
+from clearhead.distributed.pieces import BY_KEY
 from clearhead.distributed.placement import Placement
 from clearhead.distributed.tally import Ended, Tally
 from clearhead.distributed.wanting import wanted_of_parts
@@ -64,9 +67,8 @@ class Ring:
                 one.check(grid)
         self.node = None if mask is None else mask.lower(grid)
         self.want: Want | None = None
-        self.counted = 0  # of the last queries, in what keys received
         if asked is not None:
-            self.want, self.counted = wanted_of_parts(grid, asked)
+            self.want = wanted_of_parts(problem, grid, asked)
         # who holds what, by rank: looked up by a rank that is known only when it runs
         self.tables = [
             jnp.asarray(np.stack([p.positions(r) for r in range(self.world)])) for p in (self.queries, self.keys)
@@ -138,8 +140,11 @@ class Ring:
         sinks = None if problem.sinks is None else library.asarray(problem.sinks, like.dtype)[:, None]
         return self.tally.ended(sinks)
 
-    def weights(self, step: int, k: Array, v: Array, ended: Ended) -> tuple[Array, Array]:
-        """The weights (…, heads, T, S) of the queries here with the keys of a step, and where those keys stand."""
+    def weights(self, step: int, k: Array, v: Array, ended: Ended) -> tuple[Array, Array, Array | None]:
+        """The weights (…, heads, T, S) of the queries here with the keys of a step, and where those keys stand.
+
+        And, if that is asked for, how much each output would change without each key, of the same shape.
+        """
         piece, positions = self.chunk(step, k, v, None)
         slab = Slab(piece, ())
         peak, total = (slab.cut(a[..., None])[..., 0] for a in (ended.peak, ended.total))
@@ -152,7 +157,31 @@ class Ring:
                 across.append(weigh(slab, tile, peak[..., rows.start : rows.stop], total[..., rows.start : rows.stop]))
             down.append(jnp.concatenate(across, axis=-1))
         whole = jnp.concatenate(down, axis=-2)
-        return whole.reshape(*self.lead, *whole.shape[-2:]), positions
+        shape = (*self.lead, *whole.shape[-2:])
+        change = None
+        if self.want is not None and self.want.removal is not None:
+            change = removal(whole, slab.v, slab.cut(ended.output)).reshape(shape)
+        return whole.reshape(shape), positions, change
+
+    def by_key(self, weights: Array, change: Array | None) -> dict[str, Array]:
+        """What the keys of a step got from the queries here, (…, S) by name."""
+        asked, own, found = self.want, self.tables[0][self.rank], {}  # type: Want | None, Array, dict[str, Array]
+        assert asked is not None
+
+        def last(pairs: Array, count: int) -> Array:
+            return jnp.where((own >= self.grid.queries - count)[:, None], pairs, 0.0)
+
+        if isinstance(asked.received, QueryWeights):
+            counts = asked.received.over(self.problem.library, self.dtype, (*self.lead, self.grid.queries))
+            counts = jnp.take(counts, own, axis=-1)[..., None]  # (…, T, 1)
+            found["received"] = jnp.sum(jnp.where(counts == 0, 0.0, weights * counts), axis=-2)
+        elif asked.received is not None:
+            found["received"] = jnp.sum(last(weights, asked.received), axis=-2)
+        if asked.received_max is not None:
+            found["received_max"] = jnp.max(last(weights, asked.received_max), axis=-2, initial=0.0)
+        if asked.removal is not None:
+            found["removal"] = jnp.sum(last(change, asked.removal), axis=-2)
+        return found
 
     def observed(self, ended: Ended) -> dict[str, Any]:
         """What was asked for beyond each row's numbers."""
@@ -160,7 +189,7 @@ class Ring:
         assert asked is not None
         if asked.top is not None:
             found["top"] = self.top(ended, asked.top)
-        if any(name in asked.names for name in ("received", "map", "queries", "weights")):
+        if any(name != "top" for name in asked.names):
             found |= self.look(ended, asked)
         return found
 
@@ -175,31 +204,30 @@ class Ring:
         return Top(jnp.where(weights > 0, jnp.take_along_axis(indices, order, axis=-1), -1), weights)
 
     def look(self, ended: Ended, asked: Want) -> dict[str, Any]:
-        """All keys once more; what they received goes around with them, and comes home with the last step."""
+        """All keys once more; what they got goes around with them, and comes home with the last step."""
         problem, grid = self.problem, self.grid
         k, v = problem.k, problem.v
         own = self.tables[0][self.rank]
-        received = jnp.zeros((*self.lead, problem.grid.keys), self.dtype)
+        names = [name for name in BY_KEY if getattr(asked, name) is not None]
+        got = {name: jnp.zeros((*self.lead, problem.grid.keys), self.dtype) for name in names}
         rows, columns = asked.map or (1, 1)
         rows, columns = max(min(rows, grid.queries), 1), max(min(columns, grid.keys), 1)
         total, most = jnp.zeros((2, *self.lead, rows, columns), self.dtype)
         matrix = jnp.zeros((*self.lead, problem.grid.queries, grid.keys), self.dtype)
         keep = asked.weights or asked.queries is not None
         for step in range(self.world):
-            weights, positions = self.weights(step, k, v, ended)
-            received = received + jnp.sum(
-                jnp.where((own >= grid.queries - self.counted)[:, None], weights, 0.0), axis=-2
-            )
+            weights, positions, change = self.weights(step, k, v, ended)
+            for name, more in self.by_key(weights, change).items():
+                got[name] = jnp.maximum(got[name], more) if name == "received_max" else got[name] + more
             if asked.map is not None:
                 down, across = own * rows // max(grid.queries, 1), positions * columns // max(grid.keys, 1)
                 total = total.at[..., down[:, None], across].add(weights)
                 most = most.at[..., down[:, None], across].max(weights)
             if keep:
                 matrix = matrix.at[..., positions].set(weights)
-            k, v, received = self.turned(k, v, received)
-        found: dict[str, Any] = {}
-        if asked.received is not None:
-            found["received"] = received
+            k, v, *around = self.turned(k, v, *got.values())
+            got = dict(zip(names, around, strict=True))
+        found: dict[str, Any] = dict(got)
         if asked.map is not None:
             cells = np.outer(
                 [len(part) for part in bins(grid.queries, rows)], [len(part) for part in bins(grid.keys, columns)]

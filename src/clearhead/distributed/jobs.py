@@ -14,7 +14,7 @@ from clearhead.core.observations import Map, Observed, Rows, Top
 from clearhead.distributed.exchange import Exchange
 from clearhead.distributed.links import Links
 from clearhead.distributed.looking import Look, largest, rows_of, top_of
-from clearhead.distributed.pieces import Whole, Work
+from clearhead.distributed.pieces import BY_KEY, Whole, Work
 from clearhead.distributed.rotation import Rotation
 from clearhead.distributed.schedule import Schedule, places_of
 from clearhead.distributed.tally import Ended
@@ -123,8 +123,9 @@ class Job:
         else:
             self.rotation.look(look)
         sums = look.sums()
-        if "received" in sums:
-            self.found["received"] = self.received(sums["received"])
+        by_key = [name for name in BY_KEY if name in sums]
+        if by_key:
+            self.found |= self.of_keys({name: sums[name] for name in by_key})
         if "map" in sums:
             total, most = sums["map"]
             cells = self.cells(want.map).to(total)
@@ -158,21 +159,30 @@ class Job:
             whole = torch.maximum(whole, other) if most else whole + other
         return whole
 
-    def received(self, part: Tensor) -> Tensor:
-        """What the keys here received, from what the queries here gave to all keys."""
+    def of_keys(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the keys here got, from what the queries here gave to all keys: all of it in one message to each."""
+        part = torch.stack(list(sums.values()), dim=-1)  # (…, S, names)
         keys, rank = self.schedule.keys, self.links.rank
         if self.way == "heads":
-            return self.heads.to_rows(part[..., None], keys, self.q.shape[-3], 10)[..., 0]
-        where = [torch.as_tensor(keys.positions(owner), device=part.device) for owner in range(self.links.world)]
-        own = part[..., where[rank]]
-        if self.way == "queries":
-            return own
-        sends = {o: part[..., where[o]].reshape(-1) for o in range(self.links.world) if o != rank and keys.lengths[o]}
-        expects = {o: (own.numel(), own.dtype) for o in range(self.links.world) if o != rank and own.numel()}
+            whole = self.heads.to_rows(part, keys, self.q.shape[-3], 10)
+        else:
+            where = [torch.as_tensor(keys.positions(owner), device=part.device) for owner in range(self.links.world)]
+            whole = part[..., where[rank], :]
+            if self.way != "queries":
+                largest = torch.tensor([name == "received_max" for name in sums], device=part.device)
+                whole = self.from_all(part, whole, where, largest)
+        return {name: one.contiguous() for name, one in zip(sums, whole.unbind(-1), strict=True)}
+
+    def from_all(self, part: Tensor, own: Tensor, where: list[Tensor], largest: Tensor) -> Tensor:
+        """What the queries of all ranks gave to the keys here, in the order of ranks: added up, or the largest."""
+        keys, rank, others = self.schedule.keys, self.links.rank, range(self.links.world)
+        sends = {o: part[..., where[o], :].reshape(-1) for o in others if o != rank and keys.lengths[o]}
+        expects = {o: (own.numel(), own.dtype) for o in others if o != rank and own.numel()}
         came = self.links.start(sends, expects, 8 * self.links.world, part).landed()
         total = torch.zeros_like(own)
-        for owner in range(self.links.world):
-            total = total + (own if owner == rank else came[owner].reshape(own.shape) if own.numel() else 0.0)
+        for owner in others if own.numel() else ():
+            one = own if owner == rank else came[owner].reshape(own.shape)
+            total = torch.where(largest, torch.maximum(total, one), total + one)
         return total
 
     def observed(self, output: Tensor, lse: Tensor, ended: Ended) -> Observed:

@@ -10,9 +10,9 @@ import numpy as np
 
 from clearhead.core.arrays import Array
 from clearhead.core.observations import Top
-from clearhead.distributed.pieces import Work
+from clearhead.distributed.pieces import BY_KEY, Work
 from clearhead.distributed.tally import Ended
-from clearhead.kernels.collect import Pooled, Received, Sizes
+from clearhead.kernels.collect import COLLECTORS, ByKey, Pooled, Removal, Sizes
 from clearhead.kernels.compiled import compiled
 
 
@@ -72,8 +72,17 @@ def written(array: Array, where: Any, part: Array) -> Array:
     return array
 
 
+class RemovalOfParts(Removal):
+    """How much outputs would change without each key, where no more values are at hand than those of a tile."""
+
+    values: Array
+
+    def values_of(self, columns: range) -> Array:
+        return self.values
+
+
 class Look:
-    """The second look: attention received (…, S) and sums of a map (…, rows, columns) from the queries here."""
+    """The second look: what each key got (…, S) and sums of a map (…, rows, columns) from the queries here."""
 
     def __init__(self, work: Work, ended: Ended) -> None:
         self.work, self.ended = work, ended
@@ -81,9 +90,17 @@ class Look:
         assert want is not None
         self.want = want
         heads = (work.key_heads, len(work.whole.heads) // work.key_heads if work.key_heads else 1)
-        sizes = Sizes(work.library, work.dtype, (*grid.batch, *heads), grid.queries, grid.keys)
+        lead = (*grid.batch, *heads)
+        some = work.whole.heads
+        sizes = Sizes(
+            work.library, work.dtype, lead, grid.queries, grid.keys, whole=(*grid.batch, grid.heads),
+            cut=lambda array: work.xp.reshape(array[..., some.start : some.stop, :, :], (*lead, *array.shape[-2:])),
+        )  # fmt: skip
         self.sizes = sizes
-        self.received = None if want.received is None else Received(sizes, want.received)
+        collectors: dict[str, Any] = {**COLLECTORS, "removal": RemovalOfParts}
+        self.by_key: dict[str, ByKey] = {
+            name: collectors[name](sizes, getattr(want, name)) for name in BY_KEY if getattr(want, name) is not None
+        }
         self.map = None if want.map is None else Pooled(sizes, want.map)
         count = sum(map(len, work.runs))
         self.weights = None
@@ -96,8 +113,11 @@ class Look:
             self.see_at_once(columns, k, v)
             return
         for seen in self.work.tiles(columns, k, v, self.ended):
-            if self.received is not None:
-                self.received.see(seen.weights, seen.queries, seen.keys)
+            for collector in self.by_key.values():
+                if isinstance(collector, RemovalOfParts):
+                    collector.values = seen.slab.v[..., seen.columns.start : seen.columns.stop, :]
+                    collector.begin_rows(seen.queries, seen.slab.cut(self.ended.output[..., seen.lies, :]))
+                collector.see(seen.weights, seen.queries, seen.keys)
             if self.map is not None:
                 self.map.see(seen.weights, seen.queries, seen.keys)
             if self.weights is not None:
@@ -108,8 +128,9 @@ class Look:
         """The same by a kernel that weighs and sums whole pieces."""
         xp, lead = self.work.xp, self.sizes.lead
         for here, found in self.work.weighed(columns, k, v, self.ended):
-            if self.received is not None and "received" in found:
-                self.received.add(xp.reshape(found["received"], (*lead, len(columns))), columns)
+            for name, collector in self.by_key.items():
+                if name in found:
+                    collector.add(xp.reshape(found[name], (*lead, len(columns))), columns)
             if self.map is not None:
                 total, most = (xp.reshape(part, (*lead, *part.shape[-2:])) for part in found["map"])
                 self.map.total, self.map.most = self.map.total + total, xp.maximum(self.map.most, most)
@@ -121,10 +142,8 @@ class Look:
         return self.work.xp.reshape(array, (*self.work.lead, *array.shape[array.ndim - trailing :]))
 
     def sums(self) -> dict[str, Any]:
-        """What these queries add: `received`, and `map` as (sums, largest)."""
-        found: dict[str, Any] = {}
-        if self.received is not None:
-            found["received"] = self.shaped(self.received.result(), 1)
+        """What these queries add: what each key got, by name, and `map` as (sums, largest)."""
+        found: dict[str, Any] = {name: self.shaped(one.result(), 1) for name, one in self.by_key.items()}
         if self.map is not None:
             found["map"] = (self.shaped(self.map.total, 2), self.shaped(self.map.most, 2))
         return found

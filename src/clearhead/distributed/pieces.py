@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from clearhead.core.arrays import Array, Library, made, without_gradient
+from clearhead.core.asking import QueryWeights
 from clearhead.core.dropout import Dropout
 from clearhead.core.errors import KernelRefused
 from clearhead.core.grid import Grid, blocks
@@ -28,8 +29,9 @@ from clearhead.kernels.slab import Slab, Tile
 from clearhead.kernels.tiled import tiled, weigh
 from clearhead.kernels.vendor import vendor
 
-# what needs the denominators of rows before it can be told
-SECOND = ("received", "map", "weights")
+# what each key has a number of, and what needs the denominators of rows before it can be told
+BY_KEY = ("received", "received_max", "removal")
+SECOND = (*BY_KEY, "map", "weights")
 # kernels that cannot be given a part of the keys, and why
 UNFIT = {
     dense.name: "its gradients are those of the keys that it sees alone",
@@ -227,7 +229,8 @@ class Work:
         """What a kernel finds in one piece."""
         kernel = self.able(problem, refuses)
         if kernel is compiled and self.whole.looks_again:
-            return compiled.run(problem, again=True)
+            want = self.whole.want
+            return compiled.run(problem, again=True, removes=want is not None and want.removal is not None)
         return kernel.run(problem)
 
     def weighed(self, columns: range, k: Array, v: Array, ended: Ended) -> Iterator[tuple[slice, dict[str, Any]]]:
@@ -236,13 +239,27 @@ class Work:
         assert want is not None
         for number, here, problem in self.problems(columns, k, v):
             run, end = self.runs[number], self.of_run(ended, here)
-            last = want.received if isinstance(want.received, int) else 0  # weights of queries are refused before
-            counted = min(run.stop - (grid.queries - last), len(run))
-            some = Want(received=counted if counted > 0 else None, map=want.map, weights=want.weights)
+            by_key = {name: self.counted(getattr(want, name), run) for name in BY_KEY}
+            some = Want(map=want.map, weights=want.weights, **by_key)
             if some.names:
                 place = Place(grid.queries, grid.keys, run.start, columns.start)
                 asking = made(Problem, **{**vars(problem), "want": some})
-                yield here, compiled.look_again(asking, end.peak, end.total, place)
+                yield here, compiled.look_again(asking, end.peak, end.total, end.output, place)
+
+    def counted(self, asked: int | QueryWeights | None, run: range) -> Any:
+        """How many of a run's last queries count, or how much each does; None where none counts."""
+        if asked is None:
+            return None
+        if isinstance(asked, QueryWeights):
+            return QueryWeights(self.query_weights(asked)[..., run.start : run.stop])
+        last = min(run.stop - (self.whole.grid.queries - asked), len(run))
+        return last if last > 0 else None
+
+    def query_weights(self, asked: QueryWeights) -> Array:
+        """How much each query of the whole call counts, (*lead, T)."""
+        grid, heads = self.whole.grid, self.whole.heads
+        array = asked.over(self.library, self.dtype, (*grid.batch, grid.heads, grid.queries))
+        return array[..., heads.start : heads.stop, :]
 
     def sinks(self) -> Array | None:
         """The sinks (heads, 1) in the precision of sums."""

@@ -14,13 +14,13 @@ from clearhead.core.arrays import Array, Library, dtype_name, is_array, is_torch
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import LARGEST, Grid
 from clearhead.core.mask import Mask
-from clearhead.core.observations import Map, Observed, Rows, Want
+from clearhead.core.observations import OBSERVATIONS, Map, Observed, Rows, Want
 from clearhead.core.partial import Partial, keys_share, merge
 from clearhead.core.positions import Bias, as_bias
 from clearhead.core.problem import Problem, pose
 from clearhead.core.temperature import tempered
 from clearhead.distributed.looking import Look, rows_of, top_of
-from clearhead.distributed.pieces import Whole, Work
+from clearhead.distributed.pieces import BY_KEY, Whole, Work
 from clearhead.distributed.sources import CHUNK, CHUNK_ON_GPU, Ahead, Source, source_of
 from clearhead.distributed.wanting import wanted_of_parts
 
@@ -86,12 +86,16 @@ def stream_observe(
     kernel: str | None = None,
     progress: bool | Progress | None = None,
     top: int | None = None,
-    received: bool | int | None = None,
+    received: bool | int | Array | None = None,
+    received_max: bool | int | None = None,
+    removal: bool | int | None = None,
     map: tuple[int, int] | None = None,
     queries: Any = None,
     weights: bool = False,
 ) -> Observed:
-    """`stream`, and what was attended to; received, map and weights read all keys a second time.
+    """`stream`, and what was attended to: all that `clearhead.observe` gives.
+
+    What keys got (received, received_max, removal), map and weights read all keys a second time.
 
     >>> import numpy as np, clearhead as ch
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 50, 8))
@@ -99,8 +103,9 @@ def stream_observe(
     >>> bool(np.allclose(seen.received, ch.observe(q, k, v, mask=ch.causal(), received=True).received))
     True
     """
-    asked = {"top": top, "received": received, "map": map, "queries": queries, "weights": weights}
-    return Stream({**locals(), "there": False}, asked).observed()
+    given = locals()
+    asked = {name: given[name] for name in OBSERVATIONS}
+    return Stream({**given, "there": False}, asked).observed()
 
 
 class Stream:
@@ -130,7 +135,7 @@ class Stream:
     def needs_keys(self) -> bool:
         """Whether what is asked for has an entry for each key."""
         return self.asked is not None and any(
-            self.asked[name] not in (None, False) for name in ("received", "map", "queries", "weights")
+            name != "top" and value is not None and value is not False for name, value in self.asked.items()
         )
 
     def pose(self, k: Array, v: Array) -> None:
@@ -150,7 +155,7 @@ class Stream:
             self.mask.check(grid)
         if self.bias is not None:
             self.bias.check(grid)
-        wanted: Want | None = None if self.asked is None else wanted_of_parts(grid, self.asked)[0]
+        wanted: Want | None = None if self.asked is None else wanted_of_parts(problem, grid, self.asked)
         self.whole = Whole(
             problem.library, grid, problem.scale, self.mask, self.bias, problem.softcap, problem.sinks,
             problem.dropout, wanted, given["kernel"],
@@ -249,8 +254,7 @@ class Stream:
             look = Look(work, ended)
             self.read(lambda _, columns, k, v: look.see(columns, k, v), "the second look")
             sums = look.sums()
-            if "received" in sums:
-                found["received"] = sums["received"]
+            found |= {name: sums[name] for name in BY_KEY if name in sums}
             if "map" in sums and look.map is not None:
                 found["map"] = Map(*(look.shaped(part, 2) for part in look.map.result()))
             if look.weights is not None:

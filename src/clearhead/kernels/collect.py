@@ -134,9 +134,12 @@ class Removal(ByKey):
         self.output, self.begun = output, rows.start
 
     def of(self, weights: Array, rows: range, columns: range) -> Array:
-        values = self.sizes.values[..., columns.start : columns.stop, :]
         output = self.output[..., rows.start - self.begun : rows.stop - self.begun, :]
-        return self.xp.sum(removal(weights, values, output), axis=-2)
+        return self.xp.sum(removal(weights, self.values_of(columns), output), axis=-2)
+
+    def values_of(self, columns: range) -> Array:
+        """The values of a tile."""
+        return self.sizes.values[..., columns.start : columns.stop, :]
 
 
 class TopKeys(Collector):

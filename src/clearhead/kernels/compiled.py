@@ -54,14 +54,18 @@ class Compiled:
             return "it gives no gradient for a bias; `dense` does"
         return None if problem.want is None else problem.want.unknown_to(OBSERVES)
 
-    def run(self, problem: Problem, *, again: bool = False) -> Ran:
-        """Output and log-sum-exp, and what is wanted, in one call; `again` where `look_again` is to follow."""
+    def run(self, problem: Problem, *, again: bool = False, removes: bool = False) -> Ran:
+        """Output and log-sum-exp, and what is wanted, in one call.
+
+        `again` where `look_again` is to follow, which `removes` says that it asks what outputs would be without a key.
+        """
         if problem.library.name == "jax":
             from clearhead.kernels.xla import running as xla  # needs JAX, which is here now
 
             return xla.run(problem)
         running = Running(problem)
         running.call.panels |= again
+        running.call.reads_values = removes
         ran = running.forward(self.isa)
         self.used = running.call.bytes
         if not self.isa and not running.lent and not again:
@@ -94,12 +98,13 @@ class Compiled:
             return xla.gradients(problem, dout, output, peak, total, dlse)
         return Running(problem).backward(self.isa, dout, output, peak, total, dlse)
 
-    def look_again(self, problem: Problem, peak: Array, total: Array, place: Place) -> dict[str, Any]:
-        """What `problem.want` asks for of weights, by each row's denominator over more keys than are here.
+    def look_again(self, problem: Problem, peak: Array, total: Array, output: Array, place: Place) -> dict[str, Any]:
+        """What `problem.want` asks for of weights, by each row's denominator and output over more keys than are here.
 
         The scores were seen before, by `run(problem, again=True)`; a map comes as (sums, largest) over the whole call.
+        The output is in the precision of sums.
         """
-        return Running(problem).look_again(self.isa, peak, total, place)
+        return Running(problem).look_again(self.isa, peak, total, output, place)
 
 
 class Place(NamedTuple):
@@ -304,11 +309,12 @@ class Running:
                 self.kept.append(array)
                 setattr(self.call, name, at(array))
 
-    def look_again(self, isa: str, peak: Array, total: Array, place: Place) -> dict[str, Any]:
+    def look_again(self, isa: str, peak: Array, total: Array, output: Array, place: Place) -> dict[str, Any]:
         """The second look alone."""
         call, want = self.call, self.problem.want
         assert want is not None
         self.know(peak=peak, total=total)
+        call.out = self.view(output)
         call.known = True
         found = {name: self.want_one(name, getattr(want, name)) for name in want.names if name != "map"}
         if want.map is not None:

@@ -130,6 +130,12 @@ template <class T> inline void recall(const Call& call, Rows<T>& rows, int64_t b
   std::copy(static_cast<T*>(call.total) + at + i0, static_cast<T*>(call.total) + at + i1, rows.total);
 }
 
+// An observer is told which rows of a panel are NaN.
+template <class T> inline void say_spoiled(const Rows<T>& rows, int64_t i0, int64_t i1, Observer<T>* observer) {
+  for (int64_t i = i0; observer && i < i1; ++i)
+    if (const T total = rows.total[i - i0]; total != total) observer->spoil(i, total);
+}
+
 // The panels of queries from `begin` on of one head, at most kPanels of them.
 template <class T>
 void forward_block(const Call& call, const Sights& sights, const Panels& queries, const Packed<T>& packed, int64_t b, int64_t h,
@@ -163,7 +169,9 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
   for (int64_t place = 0; place < many; ++place) {
     const int64_t i0 = queries.first(begin + place), i1 = queries.last(begin + place);
     sights.see(b, h, i0, i1, work.seen[place]);
-    if (call.known) recall(call, work.rows[place], b, h, i0, i1);
+    if (!call.known) continue;
+    recall(call, work.rows[place], b, h, i0, i1);
+    say_spoiled(work.rows[place], i0, i1, observer);
   }
 
   for (int look = call.known; look < (observer ? 2 : 1); ++look) {
@@ -227,8 +235,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
       for (int64_t place = 0; place < many; ++place) {
         const int64_t i0 = queries.first(begin + place), i1 = queries.last(begin + place);
         finish(call, work.rows[place], scorer.units, work.values.data() + place * depth, work.scratch.data(), b, h, i0, i1);
-        for (int64_t i = i0; observer && i < i1; ++i)
-          if (const T total = work.rows[place].total[i - i0]; total != total) observer->spoil(i, total);
+        say_spoiled(work.rows[place], i0, i1, observer);
       }
   }
 }

@@ -258,6 +258,7 @@ NB_MODULE(_native, m) {
       .def_rw("wide", &Call::wide)
       .def_rw("panels", &Call::panels)
       .def_rw("known", &Call::known)
+      .def_rw("reads_values", &Call::reads_values)
       .def_rw("interruptible", &Call::interruptible)
       .def_rw("team", &Call::team)
       .def_rw("q", &Call::q)

@@ -101,6 +101,7 @@ struct Call {
   Wanted wanted;
   bool panels = false;        // also few queries go by panels: a second look, or gradients, are to see the same scores
   bool known = false;         // peak and total are given, those of more keys than are here: it is only looked a second time
+  bool reads_values = false;  // a second look that follows reads values, for which they lie in rows
   // backward only
   View dout, dq, dk, dv;
   void* dlse = nullptr;    // (batch, heads, T): the gradient of the log-sum-exp; null: none

@@ -107,10 +107,11 @@ struct TilePacked {
   int64_t depth = 0, blocks = 0;
 
   static bool takes(const Call& call) {
-    const auto reads_values = [](const Asked& one) { return one.name == "removal"; };  // and they lie otherwise here
+    const auto removes = [](const Asked& one) { return one.name == "removal"; };
     const auto& wanted = call.wanted.of_weights;
+    const bool reads_values = call.reads_values || std::any_of(wanted.begin(), wanted.end(), removes);  // which lie otherwise here
     return kTiled && !call.wide && call.q.type == kBFloat16 && call.k.type == kBFloat16 &&
-           (!kTiledValues || (call.v.type == kBFloat16 && std::none_of(wanted.begin(), wanted.end(), reads_values)));
+           (!kTiledValues || (call.v.type == kBFloat16 && !reads_values));
   }
 
   void resize(const Call& call, int64_t count) {
