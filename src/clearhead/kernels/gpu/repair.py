@@ -1,29 +1,12 @@
-"""After a kernel that gives sums alone: log-sum-exp and entropy of each row, and rows that are not finite anew."""
+"""After a kernel that spoils more than it may: blocks in which it marked a row as not finite are computed anew."""
 
 from __future__ import annotations
-
-from functools import partial
-from typing import Any
 
 import torch
 
 from clearhead.kernels.gpu.call import EXACT, Call, Forward, processors
-from clearhead.kernels.gpu.repair_kernel import finish_rows, repair
+from clearhead.kernels.gpu.repair_kernel import repair
 from clearhead.kernels.gpu.tuning import Blocks, cdiv
-
-
-def finished(
-    call: Call, peak: torch.Tensor, total: torch.Tensor, weighted: torch.Tensor | None
-) -> tuple[Any, Any, Any]:
-    """Log-sum-exp; and largest score and entropy, where Σ x e^x of x = score − peak is given."""
-    new = partial(call.launch.room, peak.shape, torch.float32, call.device)
-    lse, entropy = new(), weighted is not None
-    largest, entropies = (new() if entropy else None for _ in range(2))
-    call.launch(
-        ("finish", entropy), finish_rows, (cdiv(lse.numel(), 1024),),
-        peak, total, weighted, lse, largest, entropies, lse.numel(), ENTROPY=entropy, N=1024,
-    )  # fmt: skip
-    return lse, largest, entropies
 
 
 def repaired(call: Call, forward: Forward, odd: torch.Tensor) -> None:

@@ -1,11 +1,10 @@
-"""What is left to do after a kernel that gives sums alone: log-sum-exp and entropy, and rows that are not finite."""
+"""Blocks of queries computed anew, of which another kernel has marked a row as not finite."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from clearhead.kernels.gpu.device import LN2
 from clearhead.kernels.gpu.softmax_kernel import finish, store_output, sums_of_block
 
 
@@ -41,22 +40,3 @@ def repair(
                 )  # fmt: skip
                 share, _, _, _, _, _ = finish(largest, sums, weighted, 0.0, scoring, False, False, form)
                 store_output(out, unrounded, values * share[:, None], here, inside, UNROUNDED, form)
-
-
-@triton.jit
-def finish_rows(
-    peak_at, total_at, weighted_at, lse_at, largest_at, entropy_at, count, ENTROPY: tl.constexpr, N: tl.constexpr
-):
-    """Log-sum-exp, largest score and entropy from Σ e^x and Σ x e^x of x = score − peak."""
-    at = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
-    inside = at < count
-    peak = tl.load(peak_at + at, mask=inside, other=0.0)
-    total = tl.load(total_at + at, mask=inside, other=1.0)
-    none = total == 0
-    divisor = tl.where(none, 1.0, total)
-    logarithm = tl.log2(divisor) * LN2
-    tl.store(lse_at + at, tl.where(none, float("-inf"), peak + logarithm), mask=inside)
-    if ENTROPY:
-        tl.store(largest_at + at, tl.where(total == total, peak, total), mask=inside)  # a maximum does not keep NaN
-        entropy = logarithm - tl.load(weighted_at + at, mask=inside, other=0.0) / divisor
-        tl.store(entropy_at + at, tl.where(none | (entropy < 0), 0.0, entropy), mask=inside)

@@ -48,12 +48,14 @@ class AlibiSlopes(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Output (B, H, T, D) and, for each row (B, H, T), the largest score and Σ e^x, Σ x e^x of x = score − peak."""
+    """Output (B, H, T, D) and for each row (B, H, T): the largest score, Σ e^x of x = score − peak, log-sum-exp, …"""
 
     output: torch.Tensor
     peak: torch.Tensor
     total: torch.Tensor
-    weighted: torch.Tensor | None
+    lse: torch.Tensor
+    largest: torch.Tensor | None = None  # the peak again, NaN where a score is
+    entropy: torch.Tensor | None = None
     level: torch.Tensor | None = None  # a score (before scale, after softcap) that at least `top` keys reach
     unrounded: torch.Tensor | None = None  # the output in float32
     odd: torch.Tensor | None = None  # for each row: 1 where its output is not finite
@@ -99,13 +101,15 @@ def forward(
         zero = torch.zeros_like(lowest)
         output = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
         whole = output.float() if unrounded else None
-        return Done(output, lowest, zero, zero if entropy else None, lowest if top else None, whole)
+        largest, entropies = (lowest.clone(), zero.clone()) if entropy else (None, None)
+        return Done(output, lowest, zero, lowest.clone(), largest, entropies, lowest if top else None, whole)
     launch = launch or Launcher()
     new = partial(launch.room, (batch, heads, queries), torch.float32, q.device)
     output = launch.room((batch, heads, queries, head_dim), q.dtype, q.device)
     whole = launch.room(output.shape, torch.float32, q.device) if unrounded else None
     odd = launch.room(output.shape[:3], torch.int32, q.device) if marked else None
-    peak, total, weighted, level = new(), new(), new() if entropy else None, new() if top else None
+    peak, total, lse, level = new(), new(), new(), new() if top else None
+    largest, entropies = (new(), new()) if entropy else (None, None)
     if ranges is not None or runs is not None:
         config = (ranges or runs).config  # type: ignore[union-attr]  # one of them is there
     else:
@@ -135,14 +139,15 @@ def forward(
         described(k, keys, config.columns),
         described(v, keys, config.columns),
         described(output, queries, config.rows),
-        peak, total, total if weighted is None else weighted, peak if level is None else level,
+        peak, total, lse, peak if largest is None else largest, peak if entropies is None else entropies,
+        peak if level is None else level,
         peak if whole is None else whole, peak if odd is None else odd,
         edges, table, numbers, bits, slopes, offset, queries, keys, heads, heads // k.shape[1],
         jobs, side, upper, upper - (window or 0), int(several),
         scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
         form, config, num_warps=config.rows // 16,
     )  # fmt: skip
-    return Done(output, peak, total, weighted, level, whole, odd)
+    return Done(output, peak, total, lse, largest, entropies, level, whole, odd)
 
 
 def described(array: torch.Tensor, length: int, rows: int) -> Any:

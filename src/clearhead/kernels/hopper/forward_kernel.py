@@ -21,6 +21,7 @@ CONFIG and FORM are the values of `schedule.py` and `forward.py` that say how th
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
@@ -61,6 +62,7 @@ from clearhead.kernels.hopper.softmax import (
 )
 
 PRODUCER_REGISTERS = gl.constexpr(24)
+LN2 = gl.constexpr(math.log(2))
 
 
 class Slopes(NamedTuple):
@@ -75,7 +77,9 @@ class Outputs(NamedTuple):
 
     peak: Any
     total: Any
-    weighted: Any
+    lse: Any
+    largest: Any
+    entropy: Any
     level: Any
     unrounded: Any
     odd: Any
@@ -249,11 +253,7 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CON
     fence_async_shared()
     async_store(o_rows, [batch, head, first, 0], buffer)
     place = (batch * heads + head).to(gl.int64) * queries + row
-    peak, total, weighted = relative_to_scaled(rows, scales, FORM)
-    gl.store(outputs.peak + place, peak, row < queries)
-    gl.store(outputs.total + place, total, row < queries)
-    if FORM.value.entropy:
-        gl.store(outputs.weighted + place, weighted, row < queries)
+    finish_rows(rows, scales, outputs, place, row < queries, FORM)
     if FORM.value.top:
         level = gl.convert_layout(level_of(rows.best, FORM), gl.SliceLayout(1, SCORES), assert_trivial=True)
         gl.store(outputs.level + place, level, row < queries)
@@ -263,12 +263,30 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CON
     return done
 
 
+@gluon.jit
+def finish_rows(rows, scales, outputs, place, inside, FORM: gl.constexpr):
+    """What is told of each row: its denominator, log-sum-exp, and on request its largest score and entropy."""
+    peak, total, weighted = relative_to_scaled(rows, scales, FORM)
+    gl.store(outputs.peak + place, peak, inside)
+    gl.store(outputs.total + place, total, inside)
+    none = total == 0
+    divisor = gl.where(none, 1.0, total)
+    logarithm = gl.log2(divisor) * LN2
+    gl.store(outputs.lse + place, gl.where(none, float("-inf"), peak + logarithm), inside)
+    if FORM.value.entropy:
+        gl.store(outputs.largest + place, gl.where(total == total, peak, total), inside)  # a maximum does not keep NaN
+        entropy = logarithm - weighted / divisor
+        gl.store(outputs.entropy + place, gl.where(none | (entropy < 0), 0.0, entropy), inside)
+
+
 @gluon.jit(
     do_not_specialize=["queries", "keys", "heads", "group", "jobs", "side", "upper", "lower", "several", "offset"],
     do_not_specialize_on_alignment=[
         "peaks",
         "totals",
-        "weighteds",
+        "lses",
+        "largests",
+        "entropies",
         "levels",
         "unrounded",
         "odd",
@@ -279,9 +297,9 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CON
         "slopes",
     ],
 )
-def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, unrounded, odd, edges, table, tiles,
-           bits, slopes, offset, queries, keys, heads, group, jobs, side, upper, lower, several, scale, softcap, factor,
-           FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
+def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, lses, largests, entropies, levels, unrounded, odd, edges,
+           table, tiles, bits, slopes, offset, queries, keys, heads, group, jobs, side, upper, lower, several, scale,
+           softcap, factor, FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """Attention of blocks of queries, one head each."""
     ROWS: gl.constexpr = CONFIG.value.rows
     CONSUMERS: gl.constexpr = CONFIG.value.consumers
@@ -303,7 +321,7 @@ def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, weighteds, levels, unr
     extent = Extent(queries, keys, heads, group, jobs, side)
     bounds = Bounds(upper, lower, edges, table, several, tiles, bits)
     q_pipeline = Pipeline(q_block, q_full, q_empty)
-    outputs = Outputs(peaks, totals, weighteds, levels, unrounded, odd)
+    outputs = Outputs(peaks, totals, lses, largests, entropies, levels, unrounded, odd)
     work = (o_rows, outputs, extent, bounds, Scales(scale, softcap, factor, 0.0), Slopes(slopes, offset),
             q_pipeline, o_block, (k_pipeline, v_pipeline), turns)  # fmt: skip
     load = (q_rows, k_rows, v_rows, extent, bounds, q_pipeline, k_pipeline, v_pipeline)

@@ -15,7 +15,7 @@ from clearhead.kernels.contract import Ran
 from clearhead.kernels.gpu import run as shared_run
 from clearhead.kernels.gpu.call import Call, Forward
 from clearhead.kernels.gpu.masks import FAR
-from clearhead.kernels.gpu.repair import finished, repaired
+from clearhead.kernels.gpu.repair import repaired
 from clearhead.kernels.gpu.run import Looked, narrowed
 from clearhead.kernels.gpu.second_look import look_again
 from clearhead.kernels.hopper import backward, forward, schedule, second_look, tile_runs
@@ -57,8 +57,7 @@ def forward_and_look(call: Call) -> Looked:
     # which the second look of these kernels takes
     plain = problem.bias is None and (seen.ranges is None or call.form.program is not None)
     done = attended(call, seen, few_top(want) if plain else 0)
-    lse, largest, entropy = finished(call, done.peak, done.total, done.weighted)
-    rows = (done.output, lse, done.peak, done.total, largest, entropy, done.unrounded)
+    rows = (done.output, done.lse, done.peak, done.total, done.largest, done.entropy, done.unrounded)
     found = Forward._make(None if array is None else batched(call, array) for array in rows)
     if done.odd is not None:
         repaired(call, found, done.odd)
