@@ -79,13 +79,14 @@ def tiles_seen(first, rows: gl.constexpr, bins, skipped, upper, lower, FORM: gl.
 
 @gluon.jit(
     do_not_specialize=["queries", "skipped", "count", "each", "size"],
-    do_not_specialize_on_alignment=["peaks", "totals", "levels", "large"],
+    do_not_specialize_on_alignment=["peaks", "totals", "levels", "large", "counts"],
 )
-def lay_out(peaks, totals, levels, shifts, large, queries, skipped, count, each, size, scale, factor,
-            N: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
+def lay_out(peaks, totals, levels, shifts, large, counts, queries, skipped, count, each, size, scale, factor,
+            N: gl.constexpr, EVEN: gl.constexpr, TOP: gl.constexpr):  # fmt: skip
     """Three rows for one tile of queries: shifts, exponents from which keys may be among the largest, corrections.
 
-    A shift is +inf where there is no query, or one that sees nothing or is skipped.
+    A shift is +inf where there is no query, or one that sees nothing or is skipped. With TOP, no query has any yet of
+    the largest weights, which are counted from here on.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     bins = Bins(queries, count, each, size, EVEN)
@@ -106,5 +107,7 @@ def lay_out(peaks, totals, levels, shifts, large, queries, skipped, count, each,
     gl.store(shifts + entry, shift)
     gl.store(shifts + entry + N, level)
     gl.store(shifts + entry + 2 * N, correction)
+    if TOP:
+        gl.store(counts + place, gl.full([N], 0, gl.int32, layout), row < stop)
     if gl.max(gl.where(total > 0, gl.abs(shift), 0.0), 0) > 32:  # whose rounding is more than that of a weight
         gl.store(large, 1)

@@ -38,6 +38,7 @@ class ForwardForm:
     unrounded: bool = False  # the output is given in float32 too
     marked: bool = False  # rows are marked in which it is not finite
     tiles: bool = False  # each block has a list of tiles
+    looked: bool = False  # a second look follows
 
 
 class AlibiSlopes(NamedTuple):
@@ -56,7 +57,8 @@ class Done(NamedTuple):
     lse: torch.Tensor
     largest: torch.Tensor | None = None  # the peak again, NaN where a score is
     entropy: torch.Tensor | None = None
-    level: torch.Tensor | None = None  # a score (before scale, after softcap) that at least `top` keys reach
+    # for a second look: 0, thrice anything, and of each row a score (before scale, after softcap) that `top` keys reach
+    levels: torch.Tensor | None = None
     unrounded: torch.Tensor | None = None  # the output in float32
     odd: torch.Tensor | None = None  # for each row: 1 where its output is not finite
 
@@ -77,12 +79,13 @@ def forward(
     launch: Launcher | None = None,
     unrounded: bool = False,
     marked: bool = False,
+    looked: bool = False,
 ) -> Done:
     """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `accepts.refusal` lets through.
 
     Query i sees no key after i + causal_offset, and none before i + causal_offset − window. A row that sees nothing has
     output 0, peak −inf and total 0. With `ranges` it sees those keys instead, and with `runs` what
-    is in their tiles. Calls with one `launch` are of one kind.
+    is in their tiles. Calls with one `launch` are of one kind. `looked`: the second look is told what it starts from.
     """
     batch, heads, queries, head_dim = q.shape
     upper = causal_offset or 0
@@ -102,13 +105,16 @@ def forward(
         output = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
         whole = output.float() if unrounded else None
         largest, entropies = (lowest.clone(), zero.clone()) if entropy else (None, None)
-        return Done(output, lowest, zero, lowest.clone(), largest, entropies, lowest if top else None, whole)
+        levels = torch.zeros(4 + lowest.numel(), device=q.device) if looked else None
+        return Done(output, lowest, zero, lowest.clone(), largest, entropies, levels, whole)
     launch = launch or Launcher()
     new = partial(launch.room, (batch, heads, queries), torch.float32, q.device)
     output = launch.room((batch, heads, queries, head_dim), q.dtype, q.device)
     whole = launch.room(output.shape, torch.float32, q.device) if unrounded else None
     odd = launch.room(output.shape[:3], torch.int32, q.device) if marked else None
-    peak, total, lse, level = new(), new(), new(), new() if top else None
+    peak, total, lse = new(), new(), new()
+    rows = batch * heads * queries if top else 0
+    levels = launch.room((4 + rows,), torch.float32, q.device) if looked else None
     largest, entropies = (new(), new()) if entropy else (None, None)
     if ranges is not None or runs is not None:
         config = (ranges or runs).config  # type: ignore[union-attr]  # one of them is there
@@ -120,7 +126,7 @@ def forward(
         softcap=softcap is not None, entropy=entropy, top=top, groups=16 if top <= 8 else 32,
         ranges=ranges is not None, alibi=alibi is not None,
         offsets=alibi is not None and isinstance(alibi.offset, torch.Tensor), unrounded=unrounded, marked=marked,
-        tiles=runs is not None,
+        tiles=runs is not None, looked=looked,
     )  # fmt: skip
     blocks = -(-queries // (config.rows * config.consumers))
     jobs = blocks * heads * batch
@@ -133,21 +139,21 @@ def forward(
         table, several, numbers, bits = runs.table, runs.each, runs.tiles, runs.bits
     slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
     launch(
-        ("attend", entropy, top, unrounded, marked), attend,
+        ("attend", entropy, top, unrounded, marked, looked), attend,
         (min(jobs, processors(q.device)) if config.persistent else jobs,),
         described(q, queries, config.rows),
         described(k, keys, config.columns),
         described(v, keys, config.columns),
         described(output, queries, config.rows),
         peak, total, lse, peak if largest is None else largest, peak if entropies is None else entropies,
-        peak if level is None else level,
+        peak if levels is None else levels,
         peak if whole is None else whole, peak if odd is None else odd,
         edges, table, numbers, bits, slopes, offset, queries, keys, heads, heads // k.shape[1],
         jobs, side, upper, upper - (window or 0), int(several),
         scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
         form, config, num_warps=config.rows // 16,
     )  # fmt: skip
-    return Done(output, peak, total, lse, largest, entropies, level, whole, odd)
+    return Done(output, peak, total, lse, largest, entropies, levels, whole, odd)
 
 
 def described(array: torch.Tensor, length: int, rows: int) -> Any:

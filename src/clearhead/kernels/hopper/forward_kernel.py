@@ -256,7 +256,7 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CON
     finish_rows(rows, scales, outputs, place, row < queries, FORM)
     if FORM.value.top:
         level = gl.convert_layout(level_of(rows.best, FORM), gl.SliceLayout(1, SCORES), assert_trivial=True)
-        gl.store(outputs.level + place, level, row < queries)
+        gl.store(outputs.level + 4 + place, level, row < queries)
     if not CONFIG.value.apart:
         tma.store_wait(0)
         mbarrier.arrive(q_pipeline.empty.index(INDEX), count=1)
@@ -317,6 +317,9 @@ def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, lses, largests, entrop
         mbarrier.init(q_empty.index(index), count=1)
         mbarrier.init(turns.index(index), count=1)
     fence_async_shared()
+    if FORM.value.looked:
+        if gl.program_id(0) == 0:
+            gl.store(levels, 0.0)  # of no denominator it is known yet that it is large
 
     extent = Extent(queries, keys, heads, group, jobs, side)
     bounds = Bounds(upper, lower, edges, table, several, tiles, bits)

@@ -23,6 +23,7 @@ from clearhead.kernels.hopper.accepts import ranges_of
 
 MOST = 2**28  # numbers of a map that is not yet pooled, at most
 MOST_TOP = 16
+LOOKED = frozenset({"received", "map", "top"})  # what the second look of these kernels gives
 
 
 class Seen(NamedTuple):
@@ -56,13 +57,14 @@ def forward_and_look(call: Call) -> Looked:
     seen = call.once("seen", lambda: seen_by(call))
     # which the second look of these kernels takes
     plain = problem.bias is None and (seen.ranges is None or call.form.program is not None)
-    done = attended(call, seen, few_top(want) if plain else 0)
+    again = plain and want is not None and not LOOKED.isdisjoint(want.names)
+    done = attended(call, seen, few_top(want) if plain else 0, again)
     rows = (done.output, done.lse, done.peak, done.total, done.largest, done.entropy, done.unrounded)
     found = Forward._make(None if array is None else batched(call, array) for array in rows)
     if done.odd is not None:
         repaired(call, found, done.odd)
     found = narrowed(call, found)
-    more = looked(call, want, seen, done) if plain and want is not None else {}
+    more = looked(call, want, seen, done) if again and want is not None else {}
     output = found.output if found.unrounded is None else found.unrounded
     return Looked(found, look_again(call, want, found.peak, found.total, more, ratio_of(call), output))
 
@@ -96,8 +98,8 @@ def seen_by(call: Call) -> Seen:
     return Seen(span.limit, upper, None if upper is None or span.low <= -FAR else upper - span.low)
 
 
-def attended(call: Call, seen: Seen, top: int) -> forward.Done:
-    """What the forward kernel gives."""
+def attended(call: Call, seen: Seen, top: int, looked: bool) -> forward.Done:
+    """What the forward kernel gives; `looked`: a second look of these kernels follows."""
     problem, k, v = call.problem, call.k, call.v
     if seen.keys < call.grid.keys:
         k, v = k[:, :, : seen.keys], v[:, :, : seen.keys]
@@ -109,6 +111,7 @@ def attended(call: Call, seen: Seen, top: int) -> forward.Done:
         launch=call.launch,
         unrounded=problem.keeps_unrounded,
         marked=problem.mask is not None and (call.form.program is None or seen.runs is not None),
+        looked=looked,
     )  # fmt: skip
 
 

@@ -111,13 +111,14 @@ def look(
     pooled = bool(map) and keys % (cells * 16) == 0
     units = keys // 16 if pooled else keys
     strips = batch * heads * count * units if map else 0
-    # all that starts from zero, in one piece: a flag, how many weights each query has, the strips of a map
-    sizes = (-(-strips // 4) * 4, -(-strips // 4) * 4, 4 + (batch * heads * queries if top else 0))
-    sums, tops, flags = launch.zeros((sum(sizes),), torch.float32, q.device).split_with_sizes(sizes)
-    large = counts = flags.view(torch.int32)
-    if top:
-        counts = large[4:]
     shifts = new((batch * heads * count * each * config.columns * 3,))
+    sums = tops = shifts
+    if map:  # strips of keys that no query of a bin sees are not written
+        padded = -(-strips // 4) * 4
+        sums, tops = launch.zeros((2 * padded,), torch.float32, q.device).split_with_sizes((padded, padded))
+    assert done.levels is not None
+    large = done.levels.view(torch.int32)
+    counts = launch.room((batch, heads, queries), torch.int32, q.device) if top else large
     found = launch.room((batch, heads, queries, HELD) if top else (0,), torch.int64, q.device)
     skipped = 0 if received is None else max(queries - received, 0)
     upper = causal_offset or 0
@@ -130,9 +131,9 @@ def look(
     name = (received, map, top)
     launch(
         ("lay out", name), lay_out, (count * each, batch * heads),
-        done.peak, done.total, done.level if top else done.peak, shifts, large,
+        done.peak, done.total, done.levels[4:] if top else done.peak, shifts, large, counts,
         queries, skipped, count, each, queries // count,
-        scale if softcap is None else 1.0, factor, config.columns, plain.even, num_warps=1,
+        scale if softcap is None else 1.0, factor, config.columns, plain.even, bool(top), num_warps=1,
     )  # fmt: skip
     rows = (described(q, queries, config.columns), described(k, keys, config.rows), numbers(shifts, config.columns))
     blocks = -(-keys // (config.rows * config.consumers))
