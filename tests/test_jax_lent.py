@@ -70,6 +70,31 @@ def test_nothing_is_copied() -> None:
     assert borrowed.back(half).dtype == jnp.bfloat16
 
 
+def test_arrays_that_are_there_are_given_to_programs_without_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrowed, "at_once", lambda problem: True)  # as on a GPU
+    mask = ch.documents(np.arange(17) // 5) | ch.prefix(2)
+    for _ in range(4):
+        q, k, v, dout = (jnp.asarray(NUMBERS.standard_normal(a.shape), jnp.float32) for a in (Q, K, V, DOUT))
+        before = len(primitives._programs)
+        seen = ch.observe(q, k, v, mask=mask, top=2, received=True, kernel="triton")
+        learnt = ch.gradients(q, k, v, dout, mask=mask, kernel="triton")
+        allowed = budget.given(q, k, v, dout, mask=mask)
+        found = {what: getattr(seen, what) for what in ("output", "lse", "max_score", "entropy", "received")}
+        budget.hold(found | dict(zip(("dq", "dk", "dv"), learnt, strict=True)), allowed, 17)
+    assert len(primitives._programs) == before
+    last = next(reversed(primitives._programs))
+    assert len(last[-1]) <= 8  # q, k, v and what gradients are made of
+
+
+@pytest.mark.parametrize("library", ["attention", "observe"])
+def test_calls_of_jax_are_remembered_by_the_numbers_of_their_mask(library: str) -> None:
+    call = {"attention": ch.attention, "observe": lambda *a, **b: ch.observe(*a, **b, received=True).output}[library]
+    for ids in (np.arange(17) // 5, np.arange(17) // 3, np.arange(17) // 5):
+        mask = ch.documents(ids)
+        for _ in range(3):
+            budget.hold({"output": call(Q, K, V, mask=mask)}, budget.given(Q, K, V, mask=mask), 17)
+
+
 IN_PROGRAMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal, lengths": {"mask": ch.causal() & ch.lengths([5, 17]), "softcap": 4.0},

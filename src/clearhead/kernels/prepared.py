@@ -98,25 +98,27 @@ def array_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> 
     return q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, q.dtype, k.dtype, v.dtype, scale, mask
 
 
-def mask_kind(mask: Any) -> Any:
-    """A mask's part of the key: its class and its fields, where those are numbers and words; else None."""
-    return mask_key(mask, _none)
-
-
 def _none(array: Array, owner: Mask) -> None:
     """An array may be written to, and nobody would know."""
 
 
+def by_numbers(array: Array, owner: Mask) -> Any:
+    """An array of few numbers by all of them."""
+    few = isinstance(array, np.ndarray) and array.nbytes <= FEW
+    return (array.shape, array.dtype.char, array.tobytes()) if few else None
+
+
 NO_MASK = ()
+FEW = 32_768  # bytes of a mask's array that are compared with every call
 
 
-def part_of(mask: Any, scale: Any) -> Any:
+def part_of(mask: Any, scale: Any, of_array: Callable[[Array, Mask], Any] = _none) -> Any:
     """What the key has of a call's mask; None where mask or scale are more than a key can say."""
     if not (scale is None or type(scale) is float):
         return None
     if mask is None:
         return NO_MASK
-    return mask_kind(mask) if isinstance(mask, Mask) else None
+    return mask_key(mask, of_array) if isinstance(mask, Mask) else None
 
 
 def on_tensors(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
@@ -148,8 +150,8 @@ def jax_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> An
 
 
 def on_jax(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
-    """The same for JAX arrays."""
-    part = part_of(mask, scale)
+    """The same for JAX arrays, and for masks of few numbers: a program has them, and is called in any case."""
+    part = part_of(mask, scale, by_numbers)
     program = None if part is None else PROGRAMS.get(jax_kind(q, k, v, part, scale))
     if program is None:
         return None
@@ -161,7 +163,7 @@ def remember_program(problem: Problem, program: Any) -> None:
     """Keep a function of JAX arrays for the next call of its kind, where arrays, mask and scale say all of it."""
     if is_traced(problem.q) or is_traced(problem.k) or is_traced(problem.v):
         return
-    keep(PROGRAMS, problem, jax_kind, program)
+    keep(PROGRAMS, problem, jax_kind, program, by_numbers)
 
 
 # observed calls by kind, each a function of q, k and v: on a GPU it launches what was launched before; a program of JAX
@@ -197,7 +199,7 @@ def asked_kind(asked: tuple[Any, ...]) -> list[Any] | None:
 
 def observed_jax_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
     """The same for JAX arrays."""
-    part, wanted = part_of(mask, scale), asked_kind(asked)
+    part, wanted = part_of(mask, scale, by_numbers), asked_kind(asked)
     if part is None or wanted is None or not q.ndim == k.ndim == v.ndim > 2:
         return None
     return jax_kind(q, k, v, part, scale), *wanted
@@ -247,10 +249,16 @@ def remember(problem: Problem, call: Any, effort: Effort) -> None:
     keep(_prepared, problem, tensor_kind if torch else array_kind, Prepared(call, effort, shape))
 
 
-def keep(by_kind: dict[Any, Any], problem: Problem, kind: Callable[..., Any], found: Any) -> None:
+def keep(
+    by_kind: dict[Any, Any],
+    problem: Problem,
+    kind: Callable[..., Any],
+    found: Any,
+    of_array: Callable[[Array, Mask], Any] = _none,
+) -> None:
     """Keep what was found of a call for the next one of its kind, where arrays, mask and scale say all of it."""
     given = problem.bias, problem.softcap, problem.sinks, problem.dropout, problem.want
-    part, q, k, v = part_of(problem.mask, problem.scale), problem.q, problem.k, problem.v
+    part, q, k, v = part_of(problem.mask, problem.scale, of_array), problem.q, problem.k, problem.v
     if part is None or any(option is not None for option in given) or problem.differentiated:
         return
     if problem.headless or not q.ndim == k.ndim == v.ndim:

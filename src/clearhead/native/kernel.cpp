@@ -14,6 +14,7 @@ namespace CLEARHEAD_ISA {
 constexpr int64_t kKeptBytes = 8 << 20;     // of packed keys and values that are kept for the next call, at most, for each thread
 constexpr int64_t kPackStep = kMaskStep;    // keys that one thread packs at a time, at least; at most a tile of them
 constexpr int64_t kPackShares = 2;          // steps for each thread that a head has
+constexpr int64_t kRepeated = 64 << 10;     // numbers in a head's keys and values up to which each of its threads packs them
 constexpr int64_t kSplitHeads = 64;         // heads from which on each is differentiated whole; fewer are split by keys
 constexpr int64_t kFewSplits = 8;           // heads and splits that there is always room for
 constexpr int64_t kSplitNumbers = 16 << 20; // numbers in the dq of all splits, beyond which there are only few
@@ -104,16 +105,27 @@ template <class T> std::vector<Range> query_blocks(const Call& call, const Sight
   return blocks;
 }
 
-// What the threads of one call share, a group being a head of keys and the query heads that read it.
+// Where there are fewer heads than threads and few keys, each thread packs them for itself: what another core has just written
+// takes longer to come than to be made again.
+inline int64_t parts_of_heads(const Call& call, int64_t blocks, int threads) {
+  const int64_t heads = std::max<int64_t>(call.batch * call.key_heads, 1), tasks = blocks * call.group();
+  if (call.wanted.second_look() || call.keys * (call.features + call.width) > kRepeated) return 1;
+  for (int64_t parts = (threads + heads - 1) / heads; parts > 1; --parts)
+    if (tasks % parts == 0) return parts;
+  return 1;
+}
+
+// What the threads of one call share, a group being a head of keys and the query heads that read it, or a part of their queries.
 template <class T> struct Heads {
   const Call& call;
   const Sights sights;
   const bool watched = call.wanted.second_look();
   const Sought sought{call};
-  const int64_t count = call.batch * call.key_heads;
   const Panels queries;
-  const std::vector<Range> steps, blocks;  // keys, and panels of queries
-  const int64_t tasks = int64_t(blocks.size()) * call.group();
+  const std::vector<Range> blocks;  // panels of queries
+  const int64_t parts;              // of a head's queries, each with keys and values packed for itself
+  const std::vector<Range> steps;   // keys that are packed together
+  const int64_t count = call.batch * call.key_heads * parts, tasks = int64_t(blocks.size()) * call.group() / parts;
   int64_t most = 1;  // panels that go together
   std::vector<Packed<T>*> packed = std::vector<Packed<T>*>(count);
   std::vector<std::vector<std::unique_ptr<Observer<T>>>> observers{size_t(watched ? count : 0)};
@@ -121,8 +133,9 @@ template <class T> struct Heads {
 
   Heads(const Call& c, int threads)
       : call(c), sights(c, kLanes<T>, threads),
-        queries(c.queries, panel_length<T>(c, threads), Borders(c, sights, kLanes<T>).of_queries()), steps(pack_steps(c, threads)),
-        blocks(query_blocks<T>(c, sights, queries, threads)) {
+        queries(c.queries, panel_length<T>(c, threads), Borders(c, sights, kLanes<T>).of_queries()),
+        blocks(query_blocks<T>(c, sights, queries, threads)), parts(parts_of_heads(c, int64_t(blocks.size()), threads)),
+        steps(pack_steps(c, parts > 1 ? 1 : threads)) {
     for (const Range& block : blocks) most = std::max(most, std::min(block.last - block.first, kPanels));
   }
 };
@@ -141,20 +154,24 @@ template <class T> struct HeadWorker {
 
   HeadWorker(Heads<T>& heads, Room<T>& room) : all(heads), own(room.packed), work(room.work) { work.begin(heads.call, heads.most); }
 
+  int64_t batch_of(int64_t n) const { return n / all.parts / all.call.key_heads; }
+  int64_t head_of(int64_t n) const { return n / all.parts % all.call.key_heads; }
+
   void begin(int64_t n) {
-    own.resize(all.call, n / all.call.key_heads, n % all.call.key_heads);
+    own.resize(all.call, batch_of(n), head_of(n));
     all.packed[n] = &own;
     if (all.watched) all.observers[n].resize(all.tasks);
   }
 
   void prepare(int64_t n, int64_t step) {
     const Range keys = all.steps[step];
-    all.packed[n]->pack(all.call, n / all.call.key_heads, n % all.call.key_heads, keys.first, keys.last, work.scratch.data());
+    all.packed[n]->pack(all.call, batch_of(n), head_of(n), keys.first, keys.last, work.scratch.data());
   }
 
   void run(int64_t n, int64_t task) {
     const int64_t many = int64_t(all.blocks.size());
-    const int64_t b = n / all.call.key_heads, h = n % all.call.key_heads * all.call.group() + task / many;
+    task = task * all.parts + n % all.parts;  // in turn: the first see most keys, under many a mask
+    const int64_t b = batch_of(n), h = head_of(n) * all.call.group() + task / many;
     if (all.watched) task = task / many * many + many - 1 - task % many;  // the last see most keys, under many a mask
     const Range panels = all.blocks[task % many];
     Observer<T>* observer = nullptr;

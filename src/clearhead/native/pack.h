@@ -76,18 +76,24 @@ typedef int32_t Places __attribute__((vector_size(16)));
 #define CLEARHEAD_PICK(a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
 #endif
 
-// Four rows of four numbers, turned: out[column · stride + row] = in[row][column].
+typedef float F4 __attribute__((vector_size(16), aligned(4), may_alias));
+inline F4& four(float* at) { return *reinterpret_cast<F4*>(at); }
+inline const F4& four(const float* at) { return *reinterpret_cast<const F4*>(at); }
+
+// Four rows of four numbers, turned: out[column · stride + row] = row[column].
+inline void turn4(F4 one, F4 two, F4 three, F4 last, float* out, int64_t stride) {
+  const F4 a = CLEARHEAD_PICK(one, two, 0, 4, 1, 5), b = CLEARHEAD_PICK(three, last, 0, 4, 1, 5);
+  const F4 c = CLEARHEAD_PICK(one, two, 2, 6, 3, 7), d = CLEARHEAD_PICK(three, last, 2, 6, 3, 7);
+  four(out) = CLEARHEAD_PICK(a, b, 0, 1, 4, 5);
+  four(out + stride) = CLEARHEAD_PICK(a, b, 2, 3, 6, 7);
+  four(out + 2 * stride) = CLEARHEAD_PICK(c, d, 0, 1, 4, 5);
+  four(out + 3 * stride) = CLEARHEAD_PICK(c, d, 2, 3, 6, 7);
+}
+
+// The same of rows in memory, from a column on.
 template <class T> inline void turn4(const T* const* rows, int64_t column, T* out, int64_t stride) {
   if constexpr (sizeof(T) == 4) {
-    typedef float F4 __attribute__((vector_size(16), aligned(4), may_alias));
-    F4 r[4];
-    for (int i = 0; i < 4; ++i) r[i] = *reinterpret_cast<const F4*>(rows[i] + column);
-    const F4 a = CLEARHEAD_PICK(r[0], r[1], 0, 4, 1, 5), b = CLEARHEAD_PICK(r[2], r[3], 0, 4, 1, 5);
-    const F4 c = CLEARHEAD_PICK(r[0], r[1], 2, 6, 3, 7), d = CLEARHEAD_PICK(r[2], r[3], 2, 6, 3, 7);
-    *reinterpret_cast<F4*>(out) = CLEARHEAD_PICK(a, b, 0, 1, 4, 5);
-    *reinterpret_cast<F4*>(out + stride) = CLEARHEAD_PICK(a, b, 2, 3, 6, 7);
-    *reinterpret_cast<F4*>(out + 2 * stride) = CLEARHEAD_PICK(c, d, 0, 1, 4, 5);
-    *reinterpret_cast<F4*>(out + 3 * stride) = CLEARHEAD_PICK(c, d, 2, 3, 6, 7);
+    turn4(four(rows[0] + column), four(rows[1] + column), four(rows[2] + column), four(rows[3] + column), out, stride);
   } else {
     for (int i = 0; i < 4; ++i)
       for (int c = 0; c < 4; ++c) out[c * stride + i] = rows[i][column + c];
@@ -178,15 +184,16 @@ inline void unpack_rows(const T* panel, int width, int64_t count, int64_t column
   T* out = direct ? reinterpret_cast<T*>(base) : scratch;
   for (int64_t c = 0; c < columns; c += 4)
     for (int64_t r = 0; r < count; r += 4) {
-      if (c + 4 <= columns && r + 4 <= count) {
-        T scaled[4][4];
-        const T* lines[4];
-        for (int i = 0; i < 4; ++i) {
-          for (int x = 0; x < 4; ++x) scaled[i][x] = panel[(c + i) * width + r + x] * factor[r + x];
-          lines[i] = scaled[i];
+      const bool whole = sizeof(T) == 4 && c + 4 <= columns && r + 4 <= count;
+      if constexpr (sizeof(T) == 4) {
+        if (whole) {
+          const float* const at = panel + c * width + r;
+          const F4 share = four(factor + r);
+          turn4(four(at) * share, four(at + width) * share, four(at + 2 * width) * share, four(at + 3 * width) * share,
+                out + r * stride + c, stride);
         }
-        turn4<T>(lines, 0, out + r * stride + c, stride);
-      } else {
+      }
+      if (!whole) {
         for (int64_t y = r; y < std::min(r + 4, count); ++y)
           for (int64_t x = c; x < std::min(c + 4, columns); ++x) out[y * stride + x] = panel[x * width + y] * factor[y];
       }

@@ -63,7 +63,9 @@ template <class T> struct Packed {
     tiles.resize(call, count);
     if (!tiles.used) k.resize(rounded(count, kRows) * call.features);
     if (tiled_values()) return;
-    value_stride = count * kRows;
+    // blocks whole pages apart would all be written to the same few lines of the cache
+    constexpr int64_t page = 4096 / int64_t(sizeof(T)), line = 64 / int64_t(sizeof(T));
+    value_stride = count * kRows + (count * kRows % page ? 0 : line);
     v.resize(rounded(call.width, kRows) / kRows * value_stride);
   }
 

@@ -23,13 +23,24 @@ from clearhead.kernels.xla.spec import Spec
 
 def run(problem: Problem, *, kernel: str = "compiled", lent: Lender | None = None) -> Ran:
     """Output and log-sum-exp, and what is wanted; by another kernel where its arrays are lent to it."""
-    spec, operands = described(problem)
-    spec = spec if lent is None else replace(spec, lent=lent)
+    spec, operands = posed(problem, lent)
     ran = read(spec, kernel, problem.q.dtype, bind(forward_p, operands, spec=spec))
     if len(spec.roles) == 3 and not is_traced(problem.q) and (lent is not None or not direct.tries_patience(spec)):
         # for whoever keeps it; what takes long is kept by nobody, as it has to hear interrupts
         problem.found["program"] = partial(again, spec, kernel)
     return ran
+
+
+def posed(problem: Problem, lent: Lender | None, *more: Array) -> tuple[Spec, list[Array]]:
+    """A call and its operands. Who has the arrays lent knows the mask, and needs no operand for it where nothing is
+    differentiated, as nothing is of arrays that are there.
+    """
+    if lent is None:
+        return described(problem)
+    if not any(map(is_traced, (problem.q, problem.k, problem.v, *more))):
+        problem = replace(problem, mask=None, bias=None)
+    spec, operands = described(problem)
+    return replace(spec, lent=lent), operands
 
 
 def again(spec: Spec, kernel: str, q: Array, k: Array, v: Array) -> Any:
@@ -65,8 +76,7 @@ def gradients(
     *, lent: Lender | None = None,
 ) -> Gradients:  # fmt: skip
     """dq, dk and dv shaped as q, k and v, and those of sinks."""
-    spec, operands = described(problem)
-    spec = spec if lent is None else replace(spec, lent=lent)
+    spec, operands = posed(problem, lent, dout)
     more = [] if dlse is None else [dlse]
     learn = [0, 1, 2] if spec.place_of_sinks is None else [0, 1, 2, spec.place_of_sinks]
     shapes = {n: tuple(operands[n].shape) for n in learn}
