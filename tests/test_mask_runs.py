@@ -141,6 +141,10 @@ def test_trees_never_leave_out_or_take_for_full(mask: ch.Mask, size: tuple[int, 
     states = states_of(found, GRID)
     assert not ((states != right) & (states != SOME)).any()
     np.testing.assert_array_equal(states_of(found.turned(), GRID), states.swapaxes(-1, -2))
+    lists, other = found.lists(turned=True), found.turned().lists()
+    for field in ("starts", "mixed", "tiles"):
+        assert getattr(lists, field).dtype == np.int32
+        np.testing.assert_array_equal(getattr(lists, field), getattr(other, field))
     exact = runs(mask, GRID, 1, 1)
     copies = BATCH * HEADS // (exact.batch * exact.heads)
     assert (
@@ -183,6 +187,7 @@ def test_nothing_is_left_of_nothing(queries: int, keys: int, batch: tuple[int, .
     for mask in [None, *masks, masks[0] & ~masks[1] | masks[2]]:
         for turned in (False, True):
             found = runs(mask, grid, 4, 4)
+            found.lists(turned=True)
             found = found.turned() if turned else found
             assert found.pairs == found.batch * found.heads * queries * keys or queries == keys == 1
             assert found.starts.size == found.batch * found.heads * found.blocks + 1

@@ -83,16 +83,26 @@ class Runs:
         """For each tile of keys the blocks of queries that are left: what gradients by keys walk over."""
         return _of_steps(self.steps.turned())
 
-    def lists(self) -> TileLists:
-        """Tile by tile, for kernels that take first the mixed ones of a block and then the full ones."""
-        rows, each = self.starts.size - 1, np.diff(self.starts)
-        row = np.repeat(np.arange(rows), each)
-        order = in_order(row * 2 + self.full, 2 * rows)
-        _, tiles = ranges(self.first[order], self.first[order] + self.count[order])
-        sums = np.append(0, np.cumsum(self.count))
-        held = np.append(0, np.cumsum(np.where(self.full, 0, self.count)))
-        starts, mixed = sums[self.starts], np.diff(held[self.starts])
-        return TileLists(starts.astype(np.int32), mixed.astype(np.int32), tiles.astype(np.int32))
+    def lists(self, *, turned: bool = False) -> TileLists:
+        """Tile by tile, for kernels that take first the mixed ones of a block and then the full ones.
+
+        `turned`: for each tile of keys the blocks of queries, as `turned().lists()` gives them, in what tiles take.
+        """
+        rows = self.starts.size - 1
+        row = np.arange(rows).repeat(np.diff(self.starts))
+        if not turned:
+            order = in_order(row * 2 + self.full, 2 * rows)
+            _, tiles = ranges(self.first[order], self.first[order] + self.count[order])
+            starts = sums(self.count)[self.starts]
+            mixed = np.diff(sums(np.where(self.full, 0, self.count))[self.starts])
+            return TileLists(starts.astype(np.int32), mixed.astype(np.int32), tiles.astype(np.int32))
+        plane, block = np.divmod(row, max(self.blocks, 1))
+        run, tile = ranges(self.first, self.first + self.count)
+        lines = self.batch * self.heads * self.tiles
+        line = (plane * self.tiles * 2 + self.full)[run] + tile * 2  # blocks ascend as it is
+        each = np.bincount(line, minlength=2 * lines).reshape(-1, 2)
+        blocks = block.astype(np.int32)[run[in_order(line, 2 * lines)]]
+        return TileLists(sums(each.sum(-1)).astype(np.int32), each[:, 0].astype(np.int32), blocks)
 
     def states(self) -> np.ndarray:
         """0 for an empty tile, 1 for a mixed one, 2 for a full one: (batch, heads, blocks, tiles), a byte each."""
@@ -149,9 +159,16 @@ def _of_steps(steps: Steps) -> Runs:
     # no run goes on into the next row
     at, place, row = merged(steps.at, np.arange(rows, dtype=np.int64) * tiles)
     state = steps.state[place]
-    some = np.flatnonzero(state != NONE)
-    count = np.append(at[1:], rows * tiles)[some] - at[some]
+    some = (state != NONE).nonzero()[0]
+    count = np.concatenate([at[1:], [rows * tiles]])[some] - at[some]
     full, first, row = state[some] == ALL, at[some], row[some]
     first -= row * tiles
-    starts = np.append(0, np.cumsum(np.bincount(row, minlength=rows)))
+    starts = sums(np.bincount(row, minlength=rows))
     return Runs(steps, starts.astype(np.int32), first.astype(np.int32), count.astype(np.int32), full)
+
+
+def sums(numbers: np.ndarray) -> np.ndarray:
+    """The sums of the numbers before each, and of all."""
+    found = np.zeros(numbers.size + 1, np.int64)
+    numbers.cumsum(out=found[1:])
+    return found

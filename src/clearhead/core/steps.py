@@ -25,6 +25,7 @@ NONE, SOME, ALL = 0, 1, 2  # what queries of a block may see of a tile of keys
 # rows, first tiles and the tiles after the last of some runs; rows count through blocks of all heads and batch rows
 Places: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 NOWHERE: Places = (np.zeros(0, np.int64),) * 3
+_NUMBER, _EMPTY = np.zeros(1, np.int64), np.full(1, NONE, np.uint8)  # joined, where np.append is slow
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,16 @@ class Cut:
 
     def touched(self, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The tiles in which any of the keys start … stop − 1 lie: the first, and the one after the last."""
-        start, stop = np.clip(start, 0, self.keys), np.clip(stop, 0, self.keys)
+        start, stop = self._within(start), self._within(stop)
         first = start // self.columns
         return first, np.where(start < stop, -(-stop // self.columns), first)
 
+    def _within(self, keys: np.ndarray) -> np.ndarray:
+        return np.minimum(np.maximum(keys, 0), self.keys)  # in a third of the time that NumPy takes to clip a few
+
     def filled(self, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The tiles of which all keys are among start … stop − 1; the last tile ends with the keys."""
-        start, stop = np.clip(start, 0, self.keys), np.clip(stop, 0, self.keys)
+        start, stop = self._within(start), self._within(stop)
         first = -(-start // self.columns)
         after = np.where(stop == self.keys, self.tiles, stop // self.columns)
         return first, np.where(start < stop, np.maximum(after, first), first)
@@ -130,7 +134,7 @@ class Steps:
         at, place, _ = merged(at, _distinct(np.sort(np.concatenate([tops, (tops + tiles)[tops + tiles < end]]))))
         here, over = self.state[mine[place]], self.state[np.maximum(above[place], 0)]
         differs = (here != over) | (at % self.plane < tiles)
-        which, tile = ranges(at[differs], np.append(at[1:], end)[differs])
+        which, tile = ranges(at[differs], np.concatenate([at[1:], _NUMBER + end])[differs])
         row, column = np.divmod(tile, tiles)
         head, block = np.divmod(row, cut.blocks)
         line = head * tiles + column
@@ -141,7 +145,7 @@ class Steps:
 
 def settle(cut: Cut, batch: int, heads: int, at: np.ndarray, state: np.ndarray) -> Steps:
     """A step function of ascending places, those at which nothing changes left out."""
-    keep = np.append(0, np.flatnonzero(state[1:] != state[:-1]) + 1)[: at.size]
+    keep = np.concatenate([_NUMBER, (state[1:] != state[:-1]).nonzero()[0] + 1])[: at.size]
     return Steps(cut, batch, heads, at[keep], state[keep])
 
 
@@ -165,14 +169,14 @@ def layered(cut: Cut, batch: int, heads: int, some: Places, every: Places, times
     code = np.sort(np.concatenate(codes), kind="stable")  # of a few ascending ones: they are merged
     places = code >> 2
     last = _ends(places)
-    level = np.cumsum(_DELTA[code & 3])[last]  # how many runs of both layers hold from there on
+    level = _DELTA[code & 3].cumsum()[last]  # how many runs of both layers hold from there on
     places = places[last]
     full = level >= _LAYER
     if times is not None:
         full &= level >> 32 == times[np.minimum(places // max(cut.tiles, 1), times.size - 1)]
     state = np.where(full, ALL, level & (_LAYER - 1) != 0).astype(np.uint8)
     if not (places.size and places[0] == 0):
-        places, state = np.append(0, places), np.append(np.uint8(NONE), state)
+        places, state = np.concatenate([_NUMBER, places]), np.concatenate([_EMPTY, state])
     if places[-1] == max(batch * heads * cut.blocks * cut.tiles, 1):
         places, state = places[:-1], state[:-1]
     return settle(cut, batch, heads, places, state)
@@ -222,8 +226,8 @@ def ranges(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ([0, 0, 1], [3, 4, 7])
     """
     count = np.maximum(high - low, 0)
-    which = np.repeat(np.arange(count.size), count)
-    return which, np.arange(which.size) - np.repeat(np.cumsum(count) - count, count) + low[which]
+    which = np.arange(count.size).repeat(count)
+    return which, np.arange(which.size) + (low - count.cumsum() + count)[which]
 
 
 def merged(one: np.ndarray, two: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -235,13 +239,14 @@ def merged(one: np.ndarray, two: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
     code = np.sort(np.concatenate([one * 2, two * 2 + 1]), kind="stable")  # of two ascending ones: they are merged
     at = code >> 1
     last = _ends(at)
-    theirs = np.cumsum(code & 1)[last]
+    theirs = (code & 1).cumsum()[last]
     return at[last], last - theirs, theirs - 1
 
 
 def _ends(ascending: np.ndarray) -> np.ndarray:
     """The last place of each number."""
-    return np.append(np.flatnonzero(ascending[1:] != ascending[:-1]), ascending.size - 1)[: ascending.size]
+    change = (ascending[1:] != ascending[:-1]).nonzero()[0]
+    return np.concatenate([change, _NUMBER + (ascending.size - 1)])[: ascending.size]
 
 
 def in_order(numbers: np.ndarray, below: int) -> np.ndarray:

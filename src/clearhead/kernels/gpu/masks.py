@@ -14,7 +14,7 @@ from clearhead.core.arrays import Array, to_numpy
 from clearhead.core.grid import Grid, Numbers
 from clearhead.core.lowered import Node
 from clearhead.core.mask import Mask
-from clearhead.core.runs import runs
+from clearhead.core.runs import Runs, runs
 from clearhead.kernels.gpu.device import Lists, Span
 from clearhead.kernels.gpu.tile_lists_kernel import tile_states
 from clearhead.kernels.gpu.tuning import cdiv
@@ -153,11 +153,11 @@ def tiles(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns:
     assert prepared.program is not None
     key = (rows, columns, turned)
     if key not in prepared.lists:
-        root = root_of(prepared, mask, grid)
-        if root is None:
+        found = runs_of(prepared, mask, grid, rows, columns)
+        if found is None:
             lists = lists_of_states(state_map(prepared, mask, grid, rows, columns), turned)
         else:
-            lists = lists_of_runs(root, grid, rows, columns, turned, prepared.span.rows.device)
+            lists = lists_of_runs(found, turned, prepared.span.rows.device)
         if capturing(lists.tiles.device):
             return lists
         done(lists.tiles.device)
@@ -165,20 +165,27 @@ def tiles(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns:
     return prepared.lists[key]
 
 
-def root_of(prepared: Prepared, mask: Mask | None, grid: Grid) -> Node | None:
-    """The nodes of a mask of which runs of tiles are told; they are not kept, since they keep its arrays alive."""
-    return None if prepared.reads or mask is None else mask.lower(grid)
+def runs_of(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int) -> Runs | None:
+    """The runs of tiles, found once for all who want them so; None where an array has to be read for them."""
+    if prepared.reads or mask is None:
+        return None
+    key = ("runs", rows, columns)
+    if key not in prepared.lists:  # kept without the nodes, which keep the mask's arrays alive
+        prepared.lists[key] = runs(mask, grid, rows, columns, whole=True)
+    found: Runs = prepared.lists[key]
+    return found
 
 
-def lists_of_runs(root: Node, grid: Grid, rows: int, columns: int, turned: bool, on: torch.device) -> Lists:
+def lists_of_runs(found: Runs, turned: bool, on: torch.device) -> Lists:
     """From intervals, on the host: it takes what is left of the tiles, and no kernel has to run for it."""
-    found = runs(root, grid, rows, columns, whole=True)
-    found = found.turned() if turned else found
-    lists = found.lists()
-    counts = np.stack([lists.starts[:-1], lists.mixed, np.diff(lists.starts) - lists.mixed], axis=-1)
+    lists = found.lists(turned=turned)
+    counts = np.empty((lists.mixed.size, 3), np.int32)
+    counts[:, 0], counts[:, 1] = lists.starts[:-1], lists.mixed
+    counts[:, 2] = np.diff(lists.starts) - lists.mixed
     numbers = lists.tiles if lists.tiles.size else np.zeros(1, np.int32)
-    sizes = (int(found.batch > 1), int(found.heads > 1), found.heads, found.blocks, found.tiles)
-    return Lists(upload(numbers, on), upload(counts.astype(np.int32), on), *sizes)
+    down, across = (found.tiles, found.blocks) if turned else (found.blocks, found.tiles)
+    sizes = (int(found.batch > 1), int(found.heads > 1), found.heads, down, across)
+    return Lists(upload(numbers, on), upload(counts, on), *sizes)
 
 
 def lists_of_states(states: torch.Tensor, turned: bool) -> Lists:
@@ -198,11 +205,11 @@ def state_map(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, colu
     key = (rows, columns)
     if key not in prepared.lists:
         on = prepared.span.rows.device
-        root = root_of(prepared, mask, grid)
-        if root is None:
+        found = runs_of(prepared, mask, grid, rows, columns)
+        if found is None:
             states = states_of_pairs(prepared, grid, rows, columns, on)
         else:
-            states = upload(runs(root, grid, rows, columns, whole=True).states(), on)
+            states = upload(found.states(), on)
         if capturing(on):
             return states
         done(on)
