@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from gpu_launching import OWN, compiling, launching
 from gpu_watch import watch
-from sparse_masks import on_gpu
+from sparse_masks import first_calls, on_gpu
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from turns import Call, milliseconds, together, tried
@@ -206,6 +206,10 @@ def sparse(bench: Bench) -> None:
     on_gpu(bench, tensors, flex, together)
 
 
+def preparing(bench: Bench) -> None:
+    first_calls(bench, tensors)
+
+
 def eager_observation(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, ...]:
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if causal:
@@ -328,7 +332,21 @@ def captured(call: Call) -> Call | None:
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     f.__name__: f
-    for f in (ceilings, forward, observe, masks, sparse, decode, backward, memory, choice, launching, compiling, watch)
+    for f in (
+        ceilings,
+        forward,
+        observe,
+        masks,
+        sparse,
+        preparing,
+        decode,
+        backward,
+        memory,
+        choice,
+        launching,
+        compiling,
+        watch,
+    )
 }
 
 

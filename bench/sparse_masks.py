@@ -33,17 +33,17 @@ class Pattern(NamedTuple):
     rule: Callable[..., torch.Tensor]
 
 
-def patterns(n: int, device: str, tokens: int) -> dict[str, Pattern]:
-    """The masks for n tokens, `tokens` of them global."""
-    rng = np.random.default_rng(0)
+def patterns(n: int, device: str, tokens: int, other: int = 0) -> dict[str, Pattern]:
+    """The masks for n tokens, `tokens` of them global; `other`: alike but for their numbers, so that none is known."""
+    rng = np.random.default_rng(other)
     blocks = min(256, n // 32)
     size = n // blocks
     top = np.zeros((blocks, blocks), bool)
     for row in top:
         row[rng.permutation(blocks)[:CHOSEN]] = True
-    drawn = ch.random_blocks(BLOCK, count=3, seed=0)
+    drawn = ch.random_blocks(BLOCK, count=3, seed=other)
     cells = drawn.lower(Grid((), 1, n, n)).rows()[0].reshape(-(-n // BLOCK), -1)
-    ids = np.arange(n) // 512 * 7 % (n // 512)  # each in one piece, but not in order
+    ids = (np.arange(n) // 512 * 7 + other) % (n // 512)  # each in one piece, but not in order
     chosen, random, document = (torch.from_numpy(np.array(a)).to(device) for a in (top, cells, ids))
 
     def near(i: Any, j: Any, back: int, ahead: int) -> Any:
@@ -51,16 +51,18 @@ def patterns(n: int, device: str, tokens: int) -> dict[str, Pattern]:
 
     return {
         "Longformer": Pattern(
-            ch.window(256, 256) | ch.global_tokens(range(tokens)),
-            lambda b, h, i, j: near(i, j, 256, 256) | (i < tokens) | (j < tokens),
+            ch.window(256 - other, 256) | ch.global_tokens(range(tokens)),
+            lambda b, h, i, j: near(i, j, 256 - other, 256) | (i < tokens) | (j < tokens),
         ),
         "BigBird": Pattern(
-            ch.window(192, 192) | ch.global_tokens(range(tokens)) | drawn,
-            lambda b, h, i, j: near(i, j, 192, 192) | (i < tokens) | (j < tokens) | random[i // BLOCK, j // BLOCK],
+            ch.window(192 - other, 192) | ch.global_tokens(range(tokens)) | drawn,
+            lambda b, h, i, j: (
+                near(i, j, 192 - other, 192) | (i < tokens) | (j < tokens) | random[i // BLOCK, j // BLOCK]
+            ),
         ),
         "block top-k": Pattern(ch.blocks(top, size), lambda b, h, i, j: chosen[i // size, j // size]),
         "prefix and window": Pattern(
-            ch.prefix(512) | ch.window(512), lambda b, h, i, j: near(i, j, 512, 0) | (j < 512)
+            ch.prefix(512) | ch.window(512 - other), lambda b, h, i, j: near(i, j, 512 - other, 0) | (j < 512)
         ),
         "unsorted documents": Pattern(ch.documents(ids), lambda b, h, i, j: document[i] == document[j]),
     }
@@ -93,7 +95,7 @@ def on_cpu(report: Report, n: int = 8192, width: int = 64) -> None:
 
 
 def on_gpu(bench: Bench, tensors: Callable[..., Any], flex: Callable[..., Any], together: Callable[..., Any]) -> None:
-    """Against compiled FlexAttention with its block mask prebuilt; observing; preparing a mask of a long sequence."""
+    """Against compiled FlexAttention with its block mask prebuilt; observing."""
     for n in (8192, 16384):
         for width in (64, 128):
             q, k, v = tensors(n, width)
@@ -120,13 +122,39 @@ def on_gpu(bench: Bench, tensors: Callable[..., Any], flex: Callable[..., Any], 
                     }
                 ).values()
                 bench.at_most(f"{what}: received and top=8 by our forward", seen / own, "×", 2.2)
-    preparing(bench)
 
 
-def preparing(bench: Bench, n: int = 131_072) -> None:
-    """What it takes on the host to know the tiles of a mask, for forward and gradients."""
-    for name, (mask, _) in patterns(n, "cpu", 64).items():
+def first_calls(bench: Bench, tensors: Callable[..., Any], n: int = 131_072, width: int = 128, tries: int = 5) -> None:
+    """What the first call with a mask takes beyond later ones, and what the second does; of that, the runs of tiles.
+
+    Masks of each try are alike but for their numbers, so that all kernels were compiled before; times are medians.
+    """
+    q, k, v = tensors(n, width)
+
+    def once(mask: ch.Mask) -> float:
+        torch.cuda.synchronize()
         start = time.perf_counter()
-        found = runs(mask, Grid((1,), 16, n, n), 128, 128, whole=True)
-        found.lists(), found.turned().lists()
-        bench.add(f"{name}, N {n:,}: runs of tiles, on the host", (time.perf_counter() - start) * 1e3, "ms")
+        ch.attention(q, k, v, mask=mask)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e3
+
+    some = [patterns(n, "cpu", 64, other) for other in range(tries + 1)]
+    for name in some[0]:
+        known, *masks = (one[name].mask for one in some)
+        for _ in range(4):
+            once(known)
+        first, second, later = np.median(
+            [(once(mask), once(mask), np.median([once(mask) for _ in range(5)])) for mask in masks], axis=0
+        )
+        what = f"{name}, N {n:,}, D {width}"
+        bench.add(f"{what}: a call", later, "ms")
+        bench.add(f"{what}: the first call beyond it", first - later, "ms")
+        bench.at_most(f"{what}: the first call by later ones", first / later, "×", 1.02)
+        bench.at_most(f"{what}: the second call by later ones", second / later, "×", 1.02)
+        on_host = []
+        for mask in masks:
+            start = time.perf_counter()
+            found = runs(mask, Grid((1,), 16, n, n), 128, 128, whole=True)
+            found.lists(), found.lists(turned=True)
+            on_host.append((time.perf_counter() - start) * 1e3)
+        bench.add(f"{what}: runs of tiles, on the host", float(np.median(on_host)), "ms")
