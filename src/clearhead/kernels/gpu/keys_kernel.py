@@ -17,62 +17,68 @@ ALONE = tl.constexpr(2.0**-12)
 
 
 @triton.jit
-def times(values, outputs, form: tl.constexpr):
-    """values @ outputsᵀ, with outputs in twice the digits of the values: they were summed in float32.
+def lengths_of_outputs(
+    outputs_at, inverse_at, wholes_at, sharp_at, T, W: tl.constexpr, PADDED_W: tl.constexpr, BM: tl.constexpr
+):
+    """‖o‖² of each query, and for each BM queries whether any may have a weight above a half.
 
-    What is left over is scaled up, for float16 has no room for what is small.
+    No weight is above the inverse of its total, but for the rounding of scores.
     """
-    nothing = tl.zeros((values.shape[0], outputs.shape[0]), tl.float32)
-    if values.dtype == tl.float32:
-        product = multiply(values, tl.trans(outputs), nothing, form)
-    else:
-        first = outputs.to(values.dtype)
-        second = ((outputs - first.to(tl.float32)) * 2048.0).to(values.dtype)
-        product = multiply(values, tl.trans(second), nothing, form) * (1.0 / 2048.0)
-        product = multiply(values, tl.trans(first), product, form)
-    return product
+    down = tl.cdiv(T, BM)
+    number, tile = tl.program_id(0) // down, tl.program_id(0) % down
+    first = tile * BM
+    rows = first + tl.arange(0, BM)
+    outputs_at += number.to(tl.int64) * T * W
+    outputs = load_rows(outputs_at, W, first, 0, T, BM, W, PADDED_W, False).to(tl.float32)
+    at = number.to(tl.int64) * T + rows
+    tl.store(wholes_at + at, tl.sum(outputs * outputs, 1), mask=rows < T)
+    inverse = tl.load(inverse_at + at, mask=rows < T, other=0.0)
+    tl.store(sharp_at + tl.program_id(0), (tl.max(inverse, 0) > 0.25).to(tl.int32))
 
 
 @triton.jit
-def changes(weights, values, v, stride, outputs, wholes, block, T, S, W: tl.constexpr, form: tl.constexpr):
-    """‖o − o without the key‖², (keys, queries): (w / (1 − w))² ‖v − o‖², or ‖o‖² where nothing else is left.
+def changes(weights, product, squares, wholes):
+    """‖o − o without the key‖² = (w / (1 − w))² ‖v − o‖², (keys, queries), of weights up to a half.
 
-    ‖v‖² − 2 v·o + ‖o‖² has no digits where v is nearly o. At most one key of a query has more than half of its weight:
-    of that one the distance is taken feature by feature.
+    ‖v‖² − 2 v·o + ‖o‖² with the same o, as rounded, in all three: what rounding took from o then counts for no more
+    than its part along v − o.
     """
-    BN: tl.constexpr = weights.shape[0]
-    PADDED: tl.constexpr = values.shape[1]
-    in_full = values.to(tl.float32)
-    squares = tl.sum(in_full * in_full, 1)
-    product = times(values, outputs, form)
-    apart = squares[:, None] - 2.0 * product + wholes[None, :]
-    apart = tl.where(apart < 0, 0.0, apart)  # a maximum would not keep NaN
-    large = weights > 0.5
-    if tl.max(large.to(tl.int32).reshape(weights.shape[0] * weights.shape[1]), 0) > 0:
-        places = tl.arange(0, BN)[:, None]
-        largest = block * BN + tl.max(tl.where(large, places, 0), 0)
-        features = tl.arange(0, PADDED)
-        at = v + largest.to(tl.int64)[:, None] * stride + features[None, :]
-        near = tl.load(at, mask=(largest < S)[:, None] & (features < W)[None, :], other=0.0).to(tl.float32)
-        near -= outputs
-        apart = tl.where(large, tl.sum(near * near, 1)[None, :], apart)
-    left = 1.0 - weights
+    apart = squares[:, None] + wholes[None, :] - 2.0 * product
+    apart = tl.maximum(apart, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    ratio = weights / (1.0 - weights)
+    return tl.where(weights == 0.0, 0.0, ratio * ratio * apart)
+
+
+@triton.jit
+def large_changes(weights, large, v, stride, outputs, first_key, W: tl.constexpr):
+    """The same of the one key that may have more than half of a query's weight, (queries).
+
+    There v is nearly o, and that difference has no digits: it is taken feature by feature, from outputs in float32.
+    Where nothing else is left, o is all that is lost.
+    """
+    places = tl.arange(0, weights.shape[0])[:, None]
+    key = first_key + tl.max(tl.where(large, places, 0), 0)
+    weight = tl.max(tl.where(large, weights, 0.0), 0)
+    features = tl.arange(0, outputs.shape[1])
+    near = tl.load(v + key.to(tl.int64)[:, None] * stride + features[None, :], mask=(features < W)[None, :], other=0.0)
+    near = near.to(tl.float32) - outputs
+    left = 1.0 - weight
     alone = left < ALONE
-    ratio = weights / tl.where(alone, 1.0, left)
-    change = tl.where(alone, wholes[None, :], ratio * ratio * apart)
-    return tl.where(weights == 0.0, 0.0, change)
+    ratio = weight / tl.where(alone, 1.0, left)
+    return tl.where(alone, tl.sum(outputs * outputs, 1), ratio * ratio * tl.sum(near * near, 1))
 
 
 @triton.jit(do_not_specialize=["span", "states", "mask", "scoring"])
 def more_by_key(
-    q, k, v, output_at, shift_at, inverse_at, most_at, removal_at, q_strides, k_strides, v_strides,
-    span, states, mask, scoring, T, S, most_from, removal_from,
+    q, k, v, output_at, rounded_at, wholes_at, sharp_at, shift_at, inverse_at, most_at, removal_at,
+    q_strides, k_strides, v_strides, span, states, mask, scoring, T, S, most_from, removal_from,
     MOST: tl.constexpr, REMOVAL: tl.constexpr, LISTED: tl.constexpr, W: tl.constexpr, PADDED_W: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """The largest weight that each key of a block got, and Σ ‖o − o without it‖², of the queries from a number on.
 
-    `output_at` is (batch · heads, T, W) in float32, without gaps. LISTED is the number of queries that an entry of
+    `output_at` is (batch · heads, T, W) in float32, without gaps, and `rounded_at` the same as the values are rounded;
+    `wholes_at` and `sharp_at` are what `lengths_of_outputs` gives. LISTED is the number of queries that an entry of
     `states` speaks of, or 0 for spans.
     """
     across = tl.cdiv(S, BN)
@@ -84,18 +90,24 @@ def more_by_key(
     shift_at += number.to(tl.int64) * T
     inverse_at += number.to(tl.int64) * T
     output_at += number.to(tl.int64) * T * W
+    rounded_at += number.to(tl.int64) * T * W
+    wholes_at += number.to(tl.int64) * T
+    sharp_at += number * tl.cdiv(T, BM)
     keys = load_rows(k, k_strides[2], block * BN, 0, S, BN, form.head_dim, form.padded_head_dim, False)
     values = keys
+    squares = tl.zeros((BN,), tl.float32)
     if REMOVAL:
         values = load_rows(v, v_strides[2], block * BN, 0, S, BN, W, PADDED_W, False)
+        in_full = values.to(tl.float32)
+        squares = tl.sum(in_full * in_full, 1)
     places = block * BN + tl.arange(0, BN)
     columns = places[:, None]
     limits = span_of(span, batch, form)
-    lowest = T
+    lowest, latest = T, 0  # the first query that counts for anything, and the first from which all count for all
     if MOST:
-        lowest = tl.minimum(lowest, most_from)
+        lowest, latest = tl.minimum(lowest, most_from), tl.maximum(latest, most_from)
     if REMOVAL:
-        lowest = tl.minimum(lowest, removal_from)
+        lowest, latest = tl.minimum(lowest, removal_from), tl.maximum(latest, removal_from)
     row_low, row_high = lowest, T
     if LISTED == 0:  # the queries that see any of these keys
         row_low = tl.maximum(block * BN - limits[1], lowest)
@@ -112,11 +124,15 @@ def more_by_key(
     for i in range(row_low // BM, tl.cdiv(row_high, BM)):
         first = i * BM
         live = True
-        if LISTED != 0:
+        if LISTED == 0:
+            full = (first + BM <= T) & (first + BM - 1 + limits[0] <= block * BN)
+            full = full & (first + limits[1] >= block * BN + BN - 1) & (block * BN + BN <= limits[2])
+        else:
             last = tl.minimum(first + BM, T) - 1
             one = tl.load(states.tiles + tl.cast(state_row + first // LISTED, tl.int64) * across + block)
             two = tl.load(states.tiles + tl.cast(state_row + last // LISTED, tl.int64) * across + block)
             live = (one + two) > 0
+            full = ((one + two) == 4) & (first + BM <= T)
         if live:
             queries = load_rows(q, q_strides[2], first, 0, T, BM, form.head_dim, form.padded_head_dim, False)
             product = multiply(keys, tl.trans(queries), tl.zeros((BN, BM), tl.float32), form)
@@ -124,18 +140,35 @@ def more_by_key(
             scores, _ = score(product, scoring, rows, columns, head, batch, T, S, form)
             shift = load_numbers(shift_at, first, 0, T, BM, 0.0)
             inverse = load_numbers(inverse_at, first, 0, T, BM, 0.0)
+            sharp = 0
+            if REMOVAL:
+                sharp = tl.load(sharp_at + i)
             weights = tl.exp2(tl.fma(scores, scoring.factor, -shift[None, :])) * inverse[None, :]
-            inside = allowed(limits, mask, rows, columns, head, batch, T, S, form)
-            weights = tl.where(inside & (rows < T), weights, 0.0)
+            if not full:
+                inside = allowed(limits, mask, rows, columns, head, batch, T, S, form)
+                weights = tl.where(inside & (rows < T), weights, 0.0)
+            counted = weights
             if MOST:
-                counted = tl.where(rows >= most_from, weights, 0.0)
+                if first < latest:
+                    counted = tl.where(rows >= most_from, weights, 0.0)
                 sums += tl.sum(counted, 1)
                 most = tl.maximum(most, tl.max(counted, 1))
             if REMOVAL:
-                outputs = load_rows(output_at, W, first, 0, T, BM, W, PADDED_W, False)
-                wholes = tl.sum(outputs * outputs, 1)
-                change = changes(weights, values, v, v_strides[2], outputs, wholes, block, T, S, W, form)
-                removal += tl.sum(tl.where(rows >= removal_from, change, 0.0), 1)
+                if first < latest:
+                    counted = tl.where(rows >= removal_from, weights, 0.0)
+                else:
+                    counted = weights
+                rounded = load_rows(rounded_at, W, first, 0, T, BM, W, PADDED_W, False)
+                wholes = load_numbers(wholes_at, first, 0, T, BM, 0.0)
+                with_values = multiply(values, tl.trans(rounded), tl.zeros((BN, BM), tl.float32), form)
+                change = changes(counted, with_values, squares, wholes)
+                if sharp > 0:
+                    large = counted > 0.5
+                    if tl.max(tl.max(large.to(tl.int32), 1), 0) > 0:
+                        outputs = load_rows(output_at, W, first, 0, T, BM, W, PADDED_W, False).to(tl.float32)
+                        instead = large_changes(counted, large, v, v_strides[2], outputs, block * BN, W)
+                        change = tl.where(large, instead[None, :], change)
+                removal += tl.sum(change, 1)
     at = tl.cast(number, tl.int64) * S + places
     if MOST:  # a maximum does not keep NaN, a sum does
         tl.store(most_at + at, tl.where(sums == sums, most, sums), mask=places < S)

@@ -16,7 +16,7 @@ from clearhead.kernels.collect import Gathered, Sizes
 from clearhead.kernels.gpu import masks as spans
 from clearhead.kernels.gpu.call import Call
 from clearhead.kernels.gpu.device import Lists
-from clearhead.kernels.gpu.keys_kernel import more_by_key
+from clearhead.kernels.gpu.keys_kernel import lengths_of_outputs, more_by_key
 from clearhead.kernels.gpu.launcher import Launcher
 from clearhead.kernels.gpu.observe_kernel import by_key, pool, relative_rows, rows_of_weights, top_keys
 from clearhead.kernels.gpu.tuning import Blocks, cdiv, pooling, power_of_2
@@ -61,11 +61,11 @@ def look_again(
     total: torch.Tensor,
     found: dict[str, Any] | None = None,
     ratio: float | None = None,
-    output: torch.Tensor | None = None,
+    outputs: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> dict[str, Any]:
     """The fields of `Observed` that are wanted; `found` are those that a kernel has found by itself.
 
-    `ratio` is what `denominators` takes, `output` the output in the precision of its sums.
+    `ratio` is what `denominators` takes, `outputs` the output in the precision of its sums, and as it is rounded.
     """
     found = {} if found is None else found
     if want is None or all(name in found for name in want.names):
@@ -84,7 +84,7 @@ def look_again(
     if (received is not None and "received" not in found) or (want.map is not None and "map" not in found):
         found |= received_and_map(call, want.map, None if "received" in found else received, shift, inverse)
     if want.received_max is not None or want.removal is not None:
-        found |= more(call, want, shift, inverse, output)
+        found |= more(call, want, shift, inverse, outputs)
     if want.top is not None and "top" not in found:
         found["top"] = top(call, want.top, shift, inverse)
     if want.weights:
@@ -112,25 +112,41 @@ def gathered(call: Call, want: Want, names: list[str], shift: torch.Tensor, inve
 
 
 def more(
-    call: Call, want: Want, shift: torch.Tensor, inverse: torch.Tensor, output: torch.Tensor | None
+    call: Call,
+    want: Want,
+    shift: torch.Tensor,
+    inverse: torch.Tensor,
+    outputs: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> dict[str, Any]:
     """The largest weight that each key received, and what outputs would change by without it, in one pass by keys."""
     grid, nothing, width = call.grid, call.mask.span.rows, call.problem.width
     most = call.empty(grid.keys) if want.received_max is not None else None
     removal = call.empty(grid.keys) if want.removal is not None else None
-    outputs = nothing if removal is None or output is None else output.float().contiguous()
+    in_full = rounded = wholes = nothing
+    if removal is not None and outputs is not None:
+        in_full, rounded = (array.contiguous() for array in outputs)
+        wholes = call.empty(grid.queries)
+    padded = max(16, power_of_2(width))
     first = [grid.queries - (asked or 0) for asked in (want.received_max, want.removal)]
 
     def launch(blocks: Blocks) -> None:
         states, listed = observed_states(call, blocks)
+        sharp = nothing
+        if removal is not None:
+            down = cdiv(grid.queries, blocks.rows)
+            sharp = call.empty(down, dtype=torch.int32)
+            call.launch(
+                ("lengths_of_outputs", blocks.rows), lengths_of_outputs, (down * call.rows,),
+                rounded, inverse, wholes, sharp, grid.queries, W=width, PADDED_W=padded, BM=blocks.rows,
+            )  # fmt: skip
         call.launch(
             ("more_by_key", blocks, most is None, removal is None, *first), more_by_key,
             (cdiv(grid.keys, blocks.columns) * call.rows,),
-            call.q, call.k, call.v, outputs, shift, inverse, most, removal,
+            call.q, call.k, call.v, in_full, rounded, wholes, sharp, shift, inverse, most, removal,
             call.q.stride(), call.k.stride(), call.v.stride(),
             call.mask.span, states, call.mask.arrays, call.scoring, grid.queries, grid.keys, *first,
             MOST=most is not None, REMOVAL=removal is not None, LISTED=listed, W=width,
-            PADDED_W=max(16, power_of_2(width)), BM=blocks.rows, BN=blocks.columns, form=call.form,
+            PADDED_W=padded, BM=blocks.rows, BN=blocks.columns, form=call.form,
             num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 

@@ -65,8 +65,8 @@ def forward_and_look(call: Call) -> Looked:
         repaired(call, found, done.odd)
     found = narrowed(call, found)
     more = looked(call, want, seen, done) if again and want is not None else {}
-    output = found.output if found.unrounded is None else found.unrounded
-    return Looked(found, look_again(call, want, found.peak, found.total, more, ratio_of(call), output))
+    outputs = (found.output if found.unrounded is None else found.unrounded, found.output)
+    return Looked(found, look_again(call, want, found.peak, found.total, more, ratio_of(call), outputs))
 
 
 def ratio_of(call: Call) -> float:

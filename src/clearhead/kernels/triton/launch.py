@@ -40,8 +40,8 @@ def gradients(
 def forward_and_look(call: Call) -> Looked:
     """What `forward` gives, and what else is wanted."""
     found = narrowed(call, forward(call))
-    output = found.output if found.unrounded is None else found.unrounded
-    return Looked(found, look_again(call, call.problem.want, found.peak, found.total, output=output))
+    outputs = (found.output if found.unrounded is None else found.unrounded, found.output)
+    return Looked(found, look_again(call, call.problem.want, found.peak, found.total, outputs=outputs))
 
 
 def forward(call: Call) -> Forward:
