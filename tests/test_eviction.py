@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead.nn import GPT, DifferentialAttention, GPTConfig, KVCache, LatentAttention, MultiHeadAttention
 from clearhead.nn.eviction import H2O, TOVA, DropKV, ObservedAttention, Policy, SnapKV, StreamingLLM
+from clearhead.nn.places import buckets
 
 BATCH, HEADS, KEY_HEADS, WIDTH = 2, 4, 2, 24
 POLICIES: dict[str, Policy] = {
@@ -29,8 +30,8 @@ CHUNKS = {"prompt and tokens": [13, 1, 1, 1, 1], "chunks": [5, 4, 1, 6, 1], "tok
 class Eager:
     """Attention over lists of keys, with the whole matrix; what stays is chosen by sorting, in plain loops."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+    def __init__(self, policy: Policy, attend: MultiHeadAttention | None = None) -> None:
+        self.policy, self.attend = policy, attend
         self.keys = [[[] for _ in range(KEY_HEADS)] for _ in range(BATCH)]  # of (position, k, v, score)
         self.seen = 0
 
@@ -46,15 +47,30 @@ class Eager:
                 keys, values = torch.stack([one[1] for one in held]), torch.stack([one[2] for one in held])
                 by_head = []
                 for h in range(g * group, (g + 1) * group):
-                    scores = q[b, h] @ keys.T / q.shape[-1] ** 0.5
-                    later = positions > (self.seen + torch.arange(new))[:, None]
-                    weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+                    far = positions - (self.seen + torch.arange(new))[:, None]
+                    scores = q[b, h] @ keys.T / q.shape[-1] ** 0.5 + self.bias(h, far)
+                    weights = scores.masked_fill(self.hidden(far), -torch.inf).softmax(-1)
                     output[b, h] = weights @ values
                     by_head.append((weights, output[b, h]))
                 gains.append([gain(self.policy, w, values, o) for w, o in by_head])
             self.drop(b, gains, new)
         self.seen += new
         return output
+
+    def bias(self, head: int, far: Tensor) -> Any:
+        """What is added to scores, by the distance of a key from its query."""
+        if self.attend is None or (self.attend.alibi is None and self.attend.relative is None):
+            return 0.0
+        if self.attend.alibi is not None:
+            return float(self.attend.alibi.slopes[head]) * far
+        both, most = self.attend.relative
+        table = self.attend.relative_table
+        return table[buckets(far, len(table), both, most), head].float()
+
+    def hidden(self, far: Tensor) -> Tensor:
+        """Later keys, and those before a window."""
+        back = None if self.attend is None else self.attend.window
+        return far > 0 if back is None else (far > 0) | (far < -back)
 
     def drop(self, b: int, gains: list[list[Tensor]], new: int) -> None:
         policy, last = self.policy, self.seen + new - 1
@@ -116,13 +132,21 @@ def layer(**options: Any) -> MultiHeadAttention:
     return made
 
 
+LAYERS: dict[str, dict[str, Any]] = {
+    "no positions": {},
+    "rotary": {"positions": ch.rotary()},
+    "alibi": {"positions": "alibi"},
+    "relative, window": {"positions": "relative", "window": 10},
+}
+
+
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
-@pytest.mark.parametrize("rotary", [False, True], ids=["no positions", "rotary"])
+@pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("name", POLICIES)
 @torch.no_grad()
-def test_the_keys_kept_are_those_of_an_eager_reference(name: str, rotary: bool, chunks: list[int]) -> None:
-    policy = POLICIES[name]
-    attend, cache, eager = layer(positions=ch.rotary() if rotary else None), KVCache(keep=policy), Eager(policy)
+def test_the_keys_kept_are_those_of_an_eager_reference(name: str, kind: str, chunks: list[int]) -> None:
+    policy, attend = POLICIES[name], layer(**LAYERS[kind])
+    cache, eager = KVCache(keep=policy), Eager(policy, attend)
     x, start = torch.randn(BATCH, sum(chunks), WIDTH), 0
     for part in x.split(chunks, dim=1):
         q, k, v = attend.project(part, None, None)
@@ -170,6 +194,39 @@ def test_padding_is_dropped_first_and_never_seen(name: str) -> None:
         torch.testing.assert_close(attend(part, cache=cache)[1:], attend(part[1:], cache=alone))
     real = cache.positions[1]
     assert torch.equal(real[real >= 0].reshape(KEY_HEADS, -1)[:, -3:], alone.positions[0][:, -3:])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@torch.no_grad()
+def test_rows_of_other_lengths_keep_what_they_would_keep_alone(name: str) -> None:
+    """Prompts that are padded, one after the other: padding between a row's tokens is no neighbour of theirs."""
+    policy = POLICIES[name]
+    roomy = type(policy)(**{**vars(policy), "keep": 9})  # so that padding stays for a while
+    for kept in (policy, roomy):
+        attend, cache = layer(positions=ch.rotary()), KVCache(keep=kept)
+        alone = [KVCache(keep=kept) for _ in range(BATCH)]
+        for lengths in ([4, 2], [2, 4], [6, 3], [1, 1], [3, 7], [1, 1]):
+            x = torch.randn(BATCH, max(lengths), WIDTH)
+            output = attend(x, cache=cache, lengths=lengths)
+            for row, (own, real) in enumerate(zip(alone, lengths, strict=True)):
+                torch.testing.assert_close(output[row, :real], attend(x[row : row + 1, :real], cache=own)[0])
+        for row, own in enumerate(alone):
+            for head in range(KEY_HEADS):
+                held = cache.positions[row, head]
+                assert torch.equal(held[held >= 0], own.positions[0, head])
+
+
+@torch.no_grad()
+def test_last_queries_that_are_others_in_each_row_are_refused_where_nothing_says_so() -> None:
+    class Late(Policy):
+        wants: ClassVar[dict[str, Any]] = {"removal": 2}
+
+    cache, x = KVCache(keep=Late(keep=3)), torch.randn(BATCH, 6, WIDTH)
+    with pytest.raises(ch.ArgumentError, match="keep: asks for removal of the last 2 queries"):
+        layer()(x, cache=cache, lengths=[6, 4])
+    assert cache.positions is None
+    layer()(x, cache=cache)
+    assert cache.positions.shape[-1] == 3
 
 
 def state(cache: KVCache) -> Any:

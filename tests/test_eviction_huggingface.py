@@ -88,14 +88,45 @@ def by_masks(model: Any, steps: list[torch.Tensor], kept: list[list[Any]]) -> li
     return expected
 
 
-def test_padding_is_dropped_first_and_rows_are_each_their_own() -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_padding_is_dropped_first_and_rows_are_each_their_own(policy: str) -> None:
     model = own("llama")
-    cache, alone = (EvictingCache(H2O(5, recent=2), model.config) for _ in range(2))
+    cache, alone = (EvictingCache(POLICIES[policy], model.config) for _ in range(2))
     found = generated(model, cache, attention_mask=hf.LEFT)
     one = model.generate(hf.IDS[1:, 3:], past_key_values=alone, max_new_tokens=8, do_sample=False)
     assert torch.equal(found[1, 3:], one[0])
     for padded, plain in zip(cache.positions, alone.positions, strict=True):
-        assert torch.equal(padded[1] - 3, plain[0])
+        for held, wanted in zip(padded[1], plain[0], strict=True):
+            assert torch.equal(held[held >= 0] - 3, wanted)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@torch.no_grad()
+def test_a_prompt_that_is_padded_at_its_end_keeps_what_it_would_alone(policy: str) -> None:
+    model = own("llama")
+    cache, alone = (EvictingCache(POLICIES[policy], model.config) for _ in range(2))
+    right = torch.ones_like(hf.IDS)
+    right[1, -3:] = 0
+    logits = model(hf.IDS, attention_mask=right, past_key_values=cache).logits
+    expected = model(hf.IDS[1:, :-3], past_key_values=alone).logits
+    torch.testing.assert_close(logits[1:, :-3], expected)
+    for padded, plain in zip(cache.positions, alone.positions, strict=True):
+        for held, wanted in zip(padded[1], plain[0], strict=True):
+            assert torch.equal(held[held >= 0], wanted)
+
+
+@torch.no_grad()
+def test_a_mask_that_is_not_causal_is_refused_and_not_replaced() -> None:
+    model = own("llama")
+    cache, tokens = EvictingCache(TOVA(4), model.config), hf.IDS.shape[1]
+    causal = torch.ones(tokens, tokens, dtype=torch.bool).tril().expand(len(hf.IDS), 1, -1, -1)
+    for one in (causal | causal.mT, causal & (torch.arange(tokens) != 2)):
+        changed = one.clone()
+        changed[..., 2, 2] = True
+        with pytest.raises(ch.ArgumentError, match="attention_mask: lets tokens see later ones, or hides earlier ones"):
+            model(hf.IDS, attention_mask=changed, past_key_values=cache)
+    model(hf.IDS, attention_mask=causal, past_key_values=cache)
+    assert all(p.shape[-1] == 4 for p in cache.positions)
 
 
 def test_beams_and_several_answers() -> None:

@@ -80,24 +80,31 @@ class EvictingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transform
             raise ArgumentError(
                 "attention_mask", "is added to scores, expected 1 and 0 for tokens with an EvictingCache"
             )
-        if given.mask is not None:
-            # a token that not even its own query sees is padding
-            self._pad(given.mask[..., -queries:].any(-2).expand(len(given.q), *given.mask.shape[1:-2], -1)[:, 0])
+        self._follow(given)
         start = [self.seen - queries] * len(given.q)
         group = given.q.shape[1] // given.k.shape[1]
         held = Held(given.k, given.v, start, kept.positions, group=group, by_order=not kept.padded, real=kept.real)
         return observe(given.q, given.k, given.v, **given.unmasked, mask=held.mask(queries), **kept.asked())
 
-    def _pad(self, real: Tensor) -> None:
-        """Tell padding, (batch, T), False where a new token is none."""
-        kept = self.kept
-        if bool(real.all()):
+    def _follow(self, given: Given) -> None:
+        """Tell padding from what the model's mask says of the new tokens, and refuse what is not causal.
+
+        Where each of the tokens before stands is known here, and not to the mask.
+        """
+        queries = given.queries
+        refused = "lets tokens see later ones, or hides earlier ones: an EvictingCache is for causal attention"
+        if given.mask is None:
+            if queries > 1 and not given.causal:
+                raise ArgumentError("attention_mask", refused)
             return
-        assert kept.positions is not None
-        old = kept.positions.shape[-1] - real.shape[-1]
-        hidden = torch.nn.functional.pad(~real, (old, 0), value=False)[:, None]
-        kept.positions = torch.where(hidden, -1, kept.positions)
-        kept.padded, kept.real = True, real
+        new = given.mask[..., -queries:]
+        # a token that not even its own query sees is padding
+        real = new.any(-2).expand(len(given.q), *given.mask.shape[1:-2], -1)[:, 0]
+        seen = torch.ones(queries, queries, dtype=torch.bool, device=new.device).tril() & real[:, None, None, :]
+        if bool(((new != seen) & real[:, None, :, None]).any()):
+            raise ArgumentError("attention_mask", refused)
+        if not bool(real.all()):
+            self.kept.pad(real)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many keys the next queries see, and the position from which on transformers is to count them."""

@@ -63,7 +63,10 @@ class Policy:
         return by_query_head.unflatten(1, (key_heads, -1)).sum(2)
 
     def ranks(self, scores: Tensor, positions: Tensor, last: Tensor) -> Tensor:
-        """The order in which keys are kept, the largest first, from scores and positions; `last` (batch, 1, 1)."""
+        """The order in which keys are kept, the largest first, from scores and positions; `last` (batch, 1, 1).
+
+        Keys are in the order of positions, which count from a row's first token on; those of padding are below 0.
+        """
         return scores
 
     @property
