@@ -2,7 +2,8 @@
 
     python bench/tune_gpu.py [kernel …] [--widths 64 128] [--options plain] [--seconds N] [--keep]
 
-Kernels: forward listed by_key top keys queries decode. `--keep` leaves the findings in the file that the library reads.
+Kernels: forward listed by_key more_by_key top keys queries decode. `--keep` leaves the findings in the file that the
+library reads.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ CANDIDATES: dict[str, list[tuple[int, int, int, int]]] = {
     "by_key": [
         (64, 128, 8, 3), (128, 128, 8, 2), (64, 128, 4, 3), (128, 64, 4, 2), (64, 64, 4, 3), (128, 128, 8, 3),
         (64, 128, 4, 2), (64, 256, 8, 2), (32, 128, 4, 4), (128, 256, 8, 2),
+    ],
+    "more_by_key": [
+        (64, 128, 8, 3), (64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 128, 8, 2), (32, 128, 4, 3),
+        (32, 128, 8, 4), (64, 256, 8, 2),
     ],
     "top": [(64, 128, 4, 2), (64, 64, 4, 2), (128, 128, 8, 2), (128, 64, 8, 2), (64, 256, 8, 2), (32, 128, 4, 2)],
     "keys": [
@@ -83,6 +88,11 @@ def timed(kernel: str, width: int) -> Callable[[], object]:
         one = replace(one, want=want(one.grid, **asked))
         found = launch.forward(Call(one))
         return lambda: look.look_again(Call(one), one.want, found.peak, found.total)
+    if kernel == "more_by_key":
+        one = replace(one, want=want(one.grid, removal=True))
+        found = launch.forward(Call(one))
+        outputs = (found.unrounded, found.output)
+        return lambda: look.look_again(Call(one), one.want, found.peak, found.total, outputs=outputs)
     ran = launch.run(one)
     dout = torch.randn_like(one.q)
     return lambda: launch.gradients(one, dout, ran.observed.output, ran.peak, ran.total)
