@@ -97,7 +97,7 @@ def norms_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
 
     shape = (sum(map(programs, (q, k, v))),)
     make = torch._C._dynamo.guards._empty_strided_cpu
-    return Replay([Allocation(shape, (1,), torch.int32, q.device, make, zeros=False)], [launch()], (4,))
+    return Replay(4, [Allocation(shape, (1,), torch.int32, q.device, make, zeros=False)], [launch()], (4,))
 
 
 class Played(dict[Any, Any]):
@@ -134,7 +134,7 @@ class Played(dict[Any, Any]):
             for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
         steps = [launch() for _ in range(6 if more else 1)]
-        return Again("hopper", Replay(rooms, steps, Looked(Forward(4, 5, 6, 7, 8, 9, None), more)), None)
+        return Again("hopper", Replay(4, rooms, steps, Looked(Forward(4, 5, 6, 7, 8, 9, None), more)), None)
 
 
 def pretending() -> ExitStack:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -183,6 +185,51 @@ class DirectLaunch:
         for place, slot, offset, maps in self.maps:
             args[place] = maps[addresses[slot] + offset]
         self.launch(*args)
+
+
+class Script:
+    """Launches one after the other: all that they are given lies in one list, of which each takes its part."""
+
+    def __init__(self, steps: Sequence[tuple[DirectLaunch, Sequence[tuple[int, int]]]]) -> None:
+        """Each with where its slots lie: in which piece of memory, how many bytes from its start."""
+        addresses: dict[tuple[int, int], int] = {}
+        maps: dict[tuple[int, int], tuple[int, TensorMaps]] = {}
+        for step, where in steps:
+            for _, slot, offset in (*step.places, *(one[:3] for one in step.maps)):
+                base, first = where[slot]
+                addresses.setdefault((base, first + offset), len(addresses))
+        for step, where in steps:
+            for _, slot, offset, of_one in step.maps:
+                at = addresses[where[slot][0], where[slot][1] + offset]
+                maps.setdefault((at, id(of_one)), (at, of_one))
+        self.addresses, self.maps = list(addresses), list(maps.values())
+        self.first = 1 + len(addresses) + len(maps)  # of what stays as it is; before it come the stream and these
+        self.values: list[Any] = [None] * self.first
+        self.launches: list[tuple[Any, Any]] = []
+        there: dict[int, int] = {}
+        for step, where in steps:
+            part: list[int] = []
+            for value in step.args:
+                if id(value) not in there:
+                    there[id(value)] = len(self.values)
+                    self.values.append(value)
+                part.append(there[id(value)])
+            part[STREAM] = 0
+            for place, slot, offset in step.places:
+                part[place] = 1 + addresses[where[slot][0], where[slot][1] + offset]
+            for place, slot, offset, of_one in step.maps:
+                at = addresses[where[slot][0], where[slot][1] + offset]
+                part[place] = 1 + len(addresses) + list(maps).index((at, id(of_one)))
+            self.launches.append((step.launch, itemgetter(*part)))
+
+    def run(self, bases: Sequence[int], stream: Any) -> None:
+        """Launch all of them, for pieces of memory that start there."""
+        values = self.values.copy()
+        found: list[Any] = [bases[base] + offset for base, offset in self.addresses]
+        values[0] = stream
+        values[1 : self.first] = found + [maps[found[at]] for at, maps in self.maps]
+        for launch, part in self.launches:
+            launch(*part(values))
 
 
 def direct_launch(ready: Ready, grid: tuple[int, ...], args: list[Any], places_of: dict[int, Any]) -> DirectLaunch:

@@ -17,11 +17,10 @@ from clearhead.kernels.gpu import bypass
 from clearhead.kernels.gpu.allocate import room
 from clearhead.kernels.gpu.largest_kernel import largest
 from clearhead.kernels.gpu.launcher import Launcher, hooked
-from clearhead.kernels.gpu.replay import Allocation, Placement, Recorder, Replay
+from clearhead.kernels.gpu.replay import Allocation, Placement, Recorder, Replay, bytes_of, padded
 from clearhead.kernels.gpu.tuning import cdiv, power_of_2
 
 GIVEN = 4  # q, k, v and sinks: the inputs of a replay
-APART = 256  # bytes that arrays start at multiples of, as those of PyTorch's allocator do
 ROWS = 128  # of an array whose largest number one program finds
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -69,14 +68,17 @@ class Packed:
         self.places = [self._places(replay, starts, output), [(1, self.norms.start)]]
         # what is kept and starts from zero is cleared by itself, and all else that does in one piece
         self.cleared = [[n for n, one in enumerate(replay.rooms) if one.zeros and self.places[0][n][0] == 1], []]
-        self.plain = [any(step.stream is None for step in one.steps) for one in self.replays]
+        # q, k and v come first, and nothing where sinks would be
+        wheres = [[(n, 0) for n in range(GIVEN)] + [(GIVEN + piece, first) for piece, first in p] for p in self.places]
+        steps = [(step, where) for one, where in zip(self.replays, wheres, strict=True) for step in one.steps]
+        self.script = None if any(step.stream is None for step, _ in steps) else bypass.Script(steps)
         self.counts = [programs(a) for a in (q, k, v)]
         self.device = q.device
 
     def _array(self, one: Allocation, slot: int) -> Array:
         """Room for an array at the end of what is kept."""
         start = self.size
-        self.size += cdiv(math.prod(one.shape) * one.dtype.itemsize, APART) * APART
+        self.size += padded(one)
         return Array(start, one.shape, one.strides, one.dtype)
 
     def _places(self, replay: Replay, starts: dict[int, int], output: int) -> list[tuple[int, int]]:
@@ -92,10 +94,10 @@ class Packed:
                 found.append((1, starts[slot]))
             elif one.zeros:
                 found.append((3, self.zeros))
-                self.zeros += cdiv(math.prod(one.shape) * one.dtype.itemsize, APART) * APART
+                self.zeros += padded(one)
             else:
                 found.append((2, self.scratch))
-                self.scratch += cdiv(math.prod(one.shape) * one.dtype.itemsize, APART) * APART
+                self.scratch += padded(one)
         return found
 
     def play(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -113,13 +115,16 @@ class Packed:
             pieces.append(bytes_of(self.scratch, device))
         if self.zeros:
             pieces.append(bytes_of(self.zeros, device).zero_())
-        begins = [piece.data_ptr() for piece in pieces]
-        given = [q.data_ptr(), k.data_ptr(), v.data_ptr(), 0]
-        for replay, places, cleared, plain in zip(self.replays, self.places, self.cleared, self.plain, strict=True):
-            tensors: list[Any] = []
-            if plain or cleared:
-                tensors = [q, k, v, None, *self._tensors(replay, places, pieces, cleared, every=plain)]
-            addresses = given + [begins[piece] + first for piece, first in places]
+        bases = [q.data_ptr(), k.data_ptr(), v.data_ptr(), 0, *[piece.data_ptr() for piece in pieces]]
+        if self.script is not None:
+            if self.cleared[0]:
+                self._tensors(self.replays[0], self.places[0], pieces, self.cleared[0], every=False)
+            stream = self.replays[0].stream
+            self.script.run(bases, stream() if stream else None)
+            return output, kept
+        for replay, places, cleared in zip(self.replays, self.places, self.cleared, strict=True):
+            tensors = [q, k, v, None, *self._tensors(replay, places, pieces, cleared, every=True)]
+            addresses = bases[:GIVEN] + [bases[GIVEN + piece] + first for piece, first in places]
             stream = replay.stream() if replay.stream else None
             for step in replay.steps:
                 step.go(tensors, addresses, stream)
@@ -145,12 +150,6 @@ class Packed:
         bits = torch.split(norms, self.counts)
         q, k, v = (float(part.view(torch.float32)[part.argmax()]) if len(part) else 0.0 for part in bits)
         return q, k, v
-
-
-def bytes_of(size: int, device: torch.device) -> torch.Tensor:
-    """Room for so many bytes."""
-    make = bypass.QUICK_EMPTY.get(device.type)
-    return room((size,), torch.uint8, device) if make is None else make((size,), (1,), torch.uint8)
 
 
 def slot_of(place: Any) -> int:

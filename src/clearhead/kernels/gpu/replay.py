@@ -6,6 +6,7 @@ arguments, takes Python several times as long as launching them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
@@ -16,9 +17,11 @@ from clearhead.core.arrays import made
 from clearhead.kernels.gpu import bypass
 from clearhead.kernels.gpu.allocate import room, strides_of
 from clearhead.kernels.gpu.launcher import Launcher
+from clearhead.kernels.gpu.tuning import cdiv
 
 TRIES = 4  # calls that are recorded at most before a kind is given up
 MOST = 64  # recordings of one kind
+APART = 256  # bytes that arrays start at multiples of, as those of PyTorch's allocator do
 
 
 class NotReplayable(Exception):
@@ -93,7 +96,7 @@ class Recorder(Launcher):
             results = self.result(found)
         except (NotReplayable, bypass.Unknown):
             return None
-        return Replay(self.rooms, steps, results) if steps else None
+        return Replay(self.given, self.rooms, steps, results) if steps else None
 
     def result(self, found: Any) -> Any:
         """Results with a place in a room for each tensor: the room's number, or where it lies in it."""
@@ -183,7 +186,7 @@ def filled(results: Any, tensors: Sequence[Any]) -> Any:
     if kind is Placement:
         return results.of(tensors)
     if kind is dict:
-        return {name: filled(part, tensors) for name, part in results.items()}
+        return {name: tensors[part] if type(part) is int else filled(part, tensors) for name, part in results.items()}
     parts = [filled(part, tensors) for part in results]
     return parts if kind is tuple else kind(*parts)
 
@@ -200,27 +203,72 @@ class Allocation(NamedTuple):
 
 
 class Replay:
-    """The launches of a call, one after the other."""
+    """The launches of a call, one after the other. Rooms that are no results are one piece of memory."""
 
-    def __init__(self, rooms: list[Allocation], steps: list[Any], results: Any) -> None:
-        self.rooms = rooms
-        self.steps = steps
-        self.results = results
+    def __init__(self, given: int, rooms: list[Allocation], steps: list[Any], results: Any) -> None:
+        """The first `given` slots are inputs, the others rooms."""
+        self.given, self.rooms, self.steps, self.results = given, rooms, steps, results
         self.played = False
         self.stream = next((step.stream for step in steps if step.stream), None)
+        plain = any(step.stream is None for step in steps)  # which take tensors
+        wanted = set(range(given, given + len(rooms))) if plain else slots_of(results)
+        self.own = [(slot, one) for slot, one in enumerate(rooms, given) if slot in wanted]
+        apart = [(slot, one) for slot, one in enumerate(rooms, given) if slot not in wanted]
+        base = {slot: number for number, (slot, _) in enumerate(self.own, given)}
+        where = {slot: (base.get(slot, slot), 0) for slot in (*range(given), *base)}
+        # two pieces of memory: what may hold anything, and what starts from zero
+        sizes = [0, 0]
+        for slot, one in apart:
+            where[slot] = (given + len(self.own) + one.zeros, sizes[one.zeros])
+            sizes[one.zeros] += padded(one)
+        self.scratch, self.zeros = sizes
+        self.device = rooms[0].device if rooms else None
+        self.script = None if plain else bypass.Script([(step, [where[n] for n in sorted(where)]) for step in steps])
+
+    def giving(self, results: Any) -> Replay:
+        """The same launches for who wants other results of them."""
+        return Replay(self.given, self.rooms, self.steps, results)
 
     def play(self, inputs: Sequence[torch.Tensor | None]) -> Any:
         """The same call with other inputs."""
         self.played = True
-        tensors = list(inputs)
-        for shape, strides, dtype, device, make, zeros in self.rooms:
+        tensors: list[Any] = [*inputs, *[None] * len(self.rooms)]
+        bases = [0 if tensor is None else tensor.data_ptr() for tensor in inputs]
+        for slot, (shape, strides, dtype, device, make, zeros) in self.own:
             empty = room(shape, dtype, device) if make is None else make(shape, strides, dtype)
-            tensors.append(empty.zero_() if zeros else empty)
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+            tensors[slot] = empty.zero_() if zeros else empty
+            bases.append(empty.data_ptr())
         stream = self.stream() if self.stream else None
-        for step in self.steps:
-            step.go(tensors, addresses, stream)
+        if self.script is None:
+            for step in self.steps:
+                step.go(tensors, bases, stream)
+        else:
+            scratch = bytes_of(self.scratch, self.device) if self.scratch else None
+            cleared = bytes_of(self.zeros, self.device).zero_() if self.zeros else None
+            bases += (0 if piece is None else piece.data_ptr() for piece in (scratch, cleared))
+            self.script.run(bases, stream)
         return filled(self.results, tensors)
+
+
+def slots_of(results: Any) -> set[int]:
+    """The rooms that results lie in."""
+    if type(results) is int:
+        return {results}
+    if isinstance(results, Placement):
+        return {results.slot}
+    parts = results.values() if isinstance(results, dict) else results or ()
+    return {slot for part in parts for slot in slots_of(part)}
+
+
+def padded(one: Allocation) -> int:
+    """Bytes from the start of a room to that of the next in one piece of memory."""
+    return cdiv(math.prod(one.shape) * one.dtype.itemsize, APART) * APART
+
+
+def bytes_of(size: int, device: Any) -> torch.Tensor:
+    """Room for so many bytes."""
+    make = bypass.QUICK_EMPTY.get(device.type)
+    return room((size,), torch.uint8, device) if make is None else make((size,), (1,), torch.uint8)
 
 
 class PlainLaunch:

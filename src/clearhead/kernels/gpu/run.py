@@ -53,10 +53,17 @@ class Again:
 
     def __init__(self, kernel: str, replay: Replay, lasting: Any) -> None:
         self.kernel, self.replay, self.lasting = kernel, replay, lasting
+        fields = vars(observed_of(kernel, replay.results))
+        places = {name: place for name, place in fields.items() if place is not None and name != "kernel"}
+        self.rest = {name: value for name, value in fields.items() if name not in places}
+        self.seen = replay.giving(places)
 
     def __call__(self, q: Array, k: Array, v: Array) -> Observed | None:
         """The same on other tensors; None where somebody wants to hear of every launch."""
-        return None if hooked() else observed_of(self.kernel, self.replay.play((q, k, v, None)))
+        if hooked():
+            return None
+        self.replay.played = True
+        return made(Observed, **self.rest, **self.seen.play((q, k, v, None)))
 
     def places(self) -> Ran:
         """What a run gives, as places in the rooms of the recording."""
@@ -66,10 +73,8 @@ class Again:
 
     def packed(self, q: Array, k: Array, v: Array) -> Packed | None:
         """The same into one piece of memory, for tensors like these; None where that cannot be."""
-        results = vars(observed_of(self.kernel, self.replay.results)).copy()
-        places = {name: place for name, place in flat(results).items() if place is not None and name != "kernel"}
         try:
-            return Packed(self.replay, places, self.lasting, q, k, v)
+            return Packed(self.replay, flat(self.seen.results), self.lasting, q, k, v)
         except ValueError:
             return None
 
