@@ -18,12 +18,12 @@ LAUNCHED: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "causal": ({"mask": ch.causal()}, None, "attend repair"),
     "entropy": ({}, {}, "attend"),
     "entropy, causal": ({"mask": ch.causal()}, {}, "attend repair"),
-    "received": ({}, {"received": True}, "attend lay_out by_key by_key"),
-    "received and top": ({}, TOP, "attend lay_out by_key by_key choose search"),
+    "received": ({}, {"received": True}, "attend lay_out by_key"),
+    "received and top": ({}, TOP, "attend lay_out by_key choose search"),
     "received and top, causal": (
         {"mask": ch.causal()},
         TOP,
-        "attend repair lay_out by_key by_key choose search",
+        "attend repair lay_out by_key choose search",
     ),
 }
 

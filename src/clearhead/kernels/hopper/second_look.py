@@ -146,13 +146,12 @@ def look(
             parts = new((masked.runs.places * side, config.rows * config.consumers))
     if causal_offset is not None and window is None:
         side = side_by_side(blocks, batch * heads, q.device)
-    for form in (plain, careful):
-        launch(
-            ("by key", name, form.careful), by_key, (programs,),
-            *rows, sums if got is None else got, sums if parts is None else parts, sums, tops, counts, found,
-            large, *lists, queries, keys, heads, batch * heads, side, heads // k.shape[1], skipped, upper, lower, count,
-            each, queries // count, scale, softcap or 1.0, factor, form, config, num_warps=config.rows // 16,
-        )  # fmt: skip
+    launch(
+        ("by key", name), by_key, (programs,),
+        *rows, sums if got is None else got, sums if parts is None else parts, sums, tops, counts, found,
+        large, *lists, queries, keys, heads, batch * heads, side, heads // k.shape[1], skipped, upper, lower, count,
+        each, queries // count, scale, softcap or 1.0, factor, plain, careful, config, num_warps=config.rows // 16,
+    )  # fmt: skip
     if parts is not None and masked is not None and masked.runs.added is not None:
         launch(
             ("add parts", name), add_parts, (len(masked.runs.added) * side,),

@@ -250,6 +250,24 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     return state
 
 
+@gluon.jit
+def consume_either(work, careful, INDEX: gl.constexpr, FORM: gl.constexpr, CAREFUL: gl.constexpr, CONFIG: gl.constexpr):
+    """One of two forms of a consumer, the loops of each by itself."""
+    if careful != 0:
+        consume(work, INDEX, CAREFUL, CONFIG)
+    else:
+        consume(work, INDEX, FORM, CONFIG)
+
+
+@gluon.jit
+def produce_either(load, careful, FORM: gl.constexpr, CAREFUL: gl.constexpr, CONFIG: gl.constexpr):
+    """What that form is brought."""
+    if careful != 0:
+        produce(load, CAREFUL, CONFIG)
+    else:
+        produce(load, FORM, CONFIG)
+
+
 @gluon.jit(
     do_not_specialize=["queries", "keys", "heads", "total", "side", "group", "skipped", "upper", "lower", "count",
                        "each", "size"],
@@ -258,7 +276,7 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
 )  # fmt: skip
 def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, large, table, numbers, bits, queries,
            keys, heads, total, side, group, skipped, upper, lower, count, each, size, scale, softcap, factor,
-           FORM: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
+           FORM: gl.constexpr, CAREFUL: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """What a block of keys of one head received: of queries from `skipped` on, and of each of `count` bins of them.
 
     With a list of tiles for each block (`tile_runs.py`), `side` is how many heads an entry of the table serves.
@@ -266,12 +284,10 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
     The careful form, which also multiplies by what the rounding of a shift takes away, runs where `large` says that
     some shift is large, and the other where it does not.
     """
-    if (gl.load(large) != 0) != FORM.value.careful:
-        return
     ROWS: gl.constexpr = CONFIG.value.rows
     STAGES: gl.constexpr = CONFIG.value.stages
     CONSUMERS: gl.constexpr = CONFIG.value.consumers
-    PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
+    PARTS: gl.constexpr = 3  # of the careful form, which has the most
     N: gl.constexpr = CONFIG.value.columns
     blocks = (keys + ROWS * CONSUMERS - 1) // (ROWS * CONSUMERS)
     bins = Bins(queries, count, each, size, FORM.value.even)
@@ -316,23 +332,31 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
     bounds = (keys, upper, lower, numbers, words, aside)
     work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, pipeline)
     load = (q_rows, shifts, (batch, head, number), tiles, bins, numbers, pipeline)
+    careful = gl.load(large)
     WARPS: gl.constexpr = ROWS // 16
     REGISTERS: gl.constexpr = CONFIG.value.registers
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(consume, (work, 0, FORM, CONFIG)), (consume, (work, 1, FORM, CONFIG)), (produce, (load, FORM, CONFIG))],
+            [(consume_either, (work, careful, 0, FORM, CAREFUL, CONFIG)),
+             (consume_either, (work, careful, 1, FORM, CAREFUL, CONFIG)),
+             (produce_either, (load, careful, FORM, CAREFUL, CONFIG))],
             [WARPS, 1], [REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize(
-            [(consume, (work, 0, FORM, CONFIG)), (consume, (work, 1, FORM, CONFIG)), (consume, (work, 2, FORM, CONFIG)),
-             (produce, (load, FORM, CONFIG))],
+            [(consume_either, (work, careful, 0, FORM, CAREFUL, CONFIG)),
+             (consume_either, (work, careful, 1, FORM, CAREFUL, CONFIG)),
+             (consume_either, (work, careful, 2, FORM, CAREFUL, CONFIG)),
+             (produce_either, (load, careful, FORM, CAREFUL, CONFIG))],
             [WARPS, WARPS, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
-            [(consume, (work, 0, FORM, CONFIG)), (consume, (work, 1, FORM, CONFIG)), (consume, (work, 2, FORM, CONFIG)),
-             (consume, (work, 3, FORM, CONFIG)), (produce, (load, FORM, CONFIG))],
+            [(consume_either, (work, careful, 0, FORM, CAREFUL, CONFIG)),
+             (consume_either, (work, careful, 1, FORM, CAREFUL, CONFIG)),
+             (consume_either, (work, careful, 2, FORM, CAREFUL, CONFIG)),
+             (consume_either, (work, careful, 3, FORM, CAREFUL, CONFIG)),
+             (produce_either, (load, careful, FORM, CAREFUL, CONFIG))],
             [WARPS, WARPS, WARPS, 1], [REGISTERS, REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
 
