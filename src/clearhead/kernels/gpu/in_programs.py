@@ -159,10 +159,13 @@ class Lent:
         """The results of the forward pass, in the order of `Spec.rooms`, and how the like is played."""
         problem = on_tensors(self.options, *tensors, grid=spec.grid, differentiated=spec.unrounded)
         found = in_order(spec, self.kernel.run(problem))
-        again = problem.found.get("again")
-        if again is None:
+        recorded = problem.found.get("recorded")
+        if recorded is None:
             return found, None
-        return found, (again.replay, again.lasting, [0, 1, 2, None], in_order(spec, again.places()))
+        from clearhead.kernels.gpu.run import ran_of  # needs Triton, which has launched something
+
+        replay, lasting = recorded
+        return found, (replay, lasting, [0, 1, 2, None], in_order(spec, ran_of(self.kernel.name, replay.results)))
 
     def backward(self, spec: Spec, tensors: list[Array]) -> tuple[list[Array], Recorded]:
         """dq, dk and dv over all batch rows, and how the like is played."""
@@ -174,12 +177,13 @@ class Lent:
             reasons[kernel.name] = rejects_gradients(kernel, problem)
             if reasons[kernel.name] is None:
                 found = kernel.gradients(problem, dout, output, peak, total, dlse[0] if dlse else None)
-                again = problem.found.get("learnt again")
+                recorded = problem.found.get("recorded gradients")
                 slopes = [found.dq, found.dk, found.dv]
-                if again is None or any(map(operator.is_not, whole, tensors)):
+                if recorded is None or any(map(operator.is_not, whole, tensors)):
                     return slopes, None
+                replay, lasting = recorded
                 inputs = [0, 1, 2, None, 3, 4, 5, 6, 7 if dlse else None]
-                return slopes, (again.replay, again.lasting, inputs, list(again.replay.results[:3]))
+                return slopes, (replay, lasting, inputs, list(replay.results[:3]))
         raise RuntimeError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from clearhead.kernels.gpu import bypass
 from clearhead.kernels.gpu.at_address import NAMES, tensor_at
 from clearhead.kernels.gpu.launcher import hooked
-from clearhead.kernels.gpu.packed import APART, Array, bytes_of
-from clearhead.kernels.gpu.replay import Placement, Replay
-from clearhead.kernels.gpu.tuning import cdiv
+from clearhead.kernels.gpu.packed import Array
+from clearhead.kernels.gpu.replay import Placement, Replay, bytes_of, padded
 from clearhead.kernels.xla.lending import Place
 
 ALIGNED = 16  # bytes that kernels were compiled for arrays to start at multiples of
@@ -30,8 +30,10 @@ class Placed:
     ) -> None:
         """`inputs` are those of the recording, by number of what is given; `found` the places of its results."""
         self.replay, self.lasting, self.inputs = replay, lasting, inputs
-        self.plain = any(step.stream is None for step in replay.steps)
         first = len(inputs)
+        where = [(slot, 0) for slot in range(first + len(replay.rooms))]
+        plain = any(step.stream is None for step in replay.steps)  # which take tensors
+        self.script = None if plain else bypass.Script([(step, where) for step in replay.steps])
         # the result that each room of the recording is, or −1 and where it begins in what is taken for the call
         self.places: list[tuple[int, int]] = [(-1, 0)] * len(replay.rooms)
         self.copied: list[tuple[int, Any]] = []
@@ -50,7 +52,7 @@ class Placed:
         for n in sorted(inner, key=lambda n: not replay.rooms[n].zeros):
             one = replay.rooms[n]
             self.places[n] = (-1, self.size)
-            self.size += cdiv(math.prod(one.shape) * one.dtype.itemsize, APART) * APART
+            self.size += padded(one)
             self.cleared = self.size if one.zeros else self.cleared
         places = zip(self.places, replay.rooms, strict=True)
         self.cleared_results = [number for (number, _), one in places if number >= 0 and one.zeros]
@@ -75,11 +77,14 @@ class Placed:
         addresses = [0 if number is None else given[number][0] for number in self.inputs]
         addresses += [begin + start if number < 0 else results[number][0] for number, start in self.places]
         tensors: list[Any] = []
-        if self.plain:
+        if self.script is None:
             tensors = [None if number is None else tensor_at(given[number], stream) for number in self.inputs]
             tensors += [self._room(n, whole, results, stream) for n in range(len(self.places))]
-        for step in self.replay.steps:
-            step.go(tensors, addresses, stream)
+        if self.script is not None:
+            self.script.run(addresses, stream)
+        else:
+            for step in self.replay.steps:
+                step.go(tensors, addresses, stream)
         for number, place in self.copied:
             source = self._found(place, whole, results, stream)
             tensor_at(results[number], stream).view(source.shape).copy_(source)

@@ -37,15 +37,21 @@ def run(kernel: str, problem: Problem, compute: Callable[[Call], Looked]) -> Ran
         else:
             name = (kernel, want, problem.keeps_unrounded)
             found = call.replayed(name, (call.q, call.k, call.v, call.sinks), partial(compute, call), sort)
-            keep(problem, "again", kernel, call, name)
-    _, _, peak, total, _, _, unrounded = found.forward
-    return Ran(observed_of(kernel, found), peak, total, unrounded)
+            if keep(problem, "recorded", call, name) is not None and want is not None:
+                problem.found["again"] = Again(kernel, *problem.found["recorded"])
+    return ran_of(kernel, found)
 
 
 def observed_of(kernel: str, found: Looked) -> Observed:
     """What was found, as it is given."""
     output, lse, _, _, largest, entropy, _ = found.forward
     return made(Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel=kernel, **found.more)
+
+
+def ran_of(kernel: str, found: Looked) -> Ran:
+    """The same with what gradients need."""
+    _, _, peak, total, _, _, unrounded = found.forward
+    return Ran(observed_of(kernel, found), peak, total, unrounded)
 
 
 class Again:
@@ -65,12 +71,6 @@ class Again:
         self.replay.played = True
         return made(Observed, **self.rest, **self.seen.play((q, k, v, None)))
 
-    def places(self) -> Ran:
-        """What a run gives, as places in the rooms of the recording."""
-        results = self.replay.results
-        _, _, peak, total, _, _, unrounded = results.forward
-        return Ran(observed_of(self.kernel, results), peak, total, unrounded)
-
     def packed(self, q: Array, k: Array, v: Array) -> Packed | None:
         """The same into one piece of memory, for tensors like these; None where that cannot be."""
         try:
@@ -79,11 +79,13 @@ class Again:
             return None
 
 
-def keep(problem: Problem, name: str, kernel: str, call: Call, recorded: Any) -> None:
-    """Keep what was recorded with the problem, where tensors are taken as they are given."""
+def keep(problem: Problem, name: str, call: Call, recorded: Any) -> Replay | None:
+    """Keep what was recorded with the problem, and what it reads, where tensors are taken as they are given."""
     replay = call.replays.get(recorded)
-    if isinstance(replay, Replay) and call.as_given and not problem.headless:
-        problem.found[name] = Again(kernel, replay, (call.mask, call.scoring, call.kept))
+    if not isinstance(replay, Replay) or not call.as_given or problem.headless:
+        return None
+    problem.found[name] = (replay, (call.mask, call.scoring, call.kept))
+    return replay
 
 
 def flat(results: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def gradients(
         dq, dk, dv, dsinks = call.replayed(
             name, (call.q, call.k, call.v, call.sinks, *given), partial(shaped_gradients, call, compute, *given), sort
         )
-    keep(problem, "learnt again", kernel, call, name)
+    keep(problem, "recorded gradients", call, name)
     return Gradients(dq, dk, dv, None, dsinks)
 
 
