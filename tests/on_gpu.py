@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from budget import ALONE
 
 import clearhead as ch
 from clearhead.kernels.hopper.accepts import unable
@@ -79,6 +80,42 @@ def longer(
         allowed = 2 * (plain.double() - exact).abs().max() + keys**0.5 * eps * exact.abs().max()
         off = (got.double() - exact).abs().max()
         assert off <= allowed, f"{what}: off by {float(off):.3g}, allowed {float(allowed):.3g}"
+
+
+def removal_within(
+    kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: ch.Mask | None, last: bool | int
+) -> None:
+    """What outputs would change by without a key, against `dense`, in half precision: off by what outputs are."""
+    asked = {"mask": mask, "removal": last}
+    got = ch.observe(q, k, v, **asked, received_max=True, kernel=kernel)
+    exact, plain = (
+        ch.observe(*(a.to(kind) for a in (q, k, v)), **asked, weights=True, kernel="dense")
+        for kind in (torch.float64, torch.float32)
+    )
+    queries, keys = exact.weights.shape[-2:]
+    values = v.double().repeat_interleave(q.shape[-3] // v.shape[-3], dim=-3)
+    counted = slice(None) if last is True else slice(queries - last, None)
+    room = removal_room(exact.weights, values, exact.output, torch.finfo(q.dtype).eps)[..., counted, :].sum(-2)
+    plainly = 2 * (plain.removal - exact.removal).abs().max()
+    plainly += max(queries, keys) ** 0.5 * torch.finfo(torch.float32).eps * exact.removal.abs().max()
+    off = (got.removal.double() - exact.removal).abs() - room - plainly
+    assert off.max() <= 0, f"removal: off by {float(off.max()):.3g} more than allowed"
+
+
+def removal_room(weights: torch.Tensor, v: torch.Tensor, output: torch.Tensor, eps: float) -> torch.Tensor:
+    """How far off the change of each pair may be by an output that is off by δ: (w / (1 − w))² (2 ‖v − o‖ ‖δ‖ + ‖δ‖²).
+
+    Weights are rounded before they are summed with the values, all but the largest, which is 1 before it is divided.
+    Then outputs are rounded, but where one weight is above a half.
+    """
+    lengths, whole = v.norm(dim=-1)[..., None, :], output.norm(dim=-1)[..., None]
+    apart = torch.cdist(output, v)
+    summed = weights * lengths
+    off = eps / 2 * (summed.sum(-1, keepdim=True) - summed.gather(-1, weights.argmax(dim=-1, keepdim=True)))
+    off = off + torch.where(weights > 0.5, 0.0, eps / 2 * whole)
+    alone = 1 - weights < ALONE
+    ratio = torch.where(alone, 1.0, weights / (1 - weights))
+    return ratio**2 * (2 * torch.where(alone, whole, apart) * off + off**2)
 
 
 def first_of_the_largest(weights: torch.Tensor, top: int) -> torch.Tensor:

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 from budget import within
-from on_gpu import MARKS, OWN, TIMES, first_of_the_largest, poison, poisoned  # noqa: F401  # a fixture that runs by itself
+from on_gpu import (  # noqa: F401  # one is a fixture that runs by itself
+    MARKS,
+    OWN,
+    TIMES,
+    first_of_the_largest,
+    poison,
+    poisoned,
+    removal_within,
+)
 
 import clearhead as ch
 
@@ -77,3 +85,19 @@ def test_queries_that_do_not_count_may_be_nan(kernel: str, name: str) -> None:
     for _ in range(TIMES):
         found = observed(q, k, mask, kernel, received=200, top=None)
     held(found, right, top=False)
+
+
+@pytest.mark.parametrize("kernel", OWN)
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("sharp", [1.0, 12.0], ids=["even weights", "many weights above a half"])
+@pytest.mark.parametrize("name", [*LISTED, "no mask", "causal", "window"])
+@pytest.mark.parametrize("last", [True, 400])
+def test_what_outputs_would_be_without_a_key(
+    kernel: str, width: int, sharp: float, name: str, last: bool | int
+) -> None:
+    mask = {"no mask": None, "causal": ch.causal(), "window": ch.window(700)}.get(name, LISTED.get(name))
+    for _ in range(TIMES):
+        q = torch.randn((1, 4, N, width), device="cuda") * sharp**0.5
+        k, v = (torch.randn((1, 2, N, width), device="cuda") for _ in range(2))
+        poison(8)
+        removal_within(kernel, *(a.bfloat16() for a in (q, k * sharp**0.5, v + 8.0)), mask, last)
