@@ -112,23 +112,23 @@ class Played(dict[Any, Any]):
             found = self[kind] = self.made(*kind)
         return found
 
-    def made(self, tensors: Any, _: Any, device: Any, top: Any, received: Any, *rest: Any) -> Any:
+    def made(self, tensors: Any, _: Any, number: int, asked: tuple[Any, ...], *rest: Any) -> Any:
         from clearhead.kernels.gpu import bypass
         from clearhead.kernels.gpu.allocate import strides_of
         from clearhead.kernels.gpu.call import Forward
         from clearhead.kernels.gpu.replay import Allocation, Replay
         from clearhead.kernels.gpu.run import Again, Looked
 
-        q, k, v = tensors[:3]
+        (q, k, v), (top, received), device = tensors[:3], asked[:2], torch.device("cpu")
         rows, make = tuple(q[:-1]), bypass.QUICK_EMPTY["cpu"]
         shapes = [(*rows, v[-1])] + [rows] * 5
         dtypes = [torch.float32] + [torch.float32] * 5
         more: dict[str, Any] = {}
-        if received[1]:
+        if received:
             more["received"], shapes, dtypes = len(shapes) + 4, [*shapes, (*rows[:-1], k[-2])], [*dtypes, torch.float32]
-        if top[1]:
+        if top:
             more["top"] = Top(len(shapes) + 4, len(shapes) + 5)
-            shapes, dtypes = [*shapes, *([(*rows, top[1])] * 2)], [*dtypes, torch.int64, torch.float32]
+            shapes, dtypes = [*shapes, *([(*rows, top)] * 2)], [*dtypes, torch.int64, torch.float32]
         rooms = [
             Allocation(shape, strides_of(shape), dtype, device, make, zeros=False)
             for shape, dtype in zip(shapes, dtypes, strict=True)

@@ -168,6 +168,7 @@ def remember_program(problem: Problem, program: Any) -> None:
 
 # observed calls by kind, each a function of q, k and v: on a GPU it launches what was launched before; a program of JAX
 OBSERVED: dict[Any, Any] = {}
+ASKED = frozenset((bool, int, tuple, type(None)))  # of what is asked for, what is compared as it is
 
 
 def observed_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
@@ -177,32 +178,26 @@ def observed_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tu
     sides of a map.
     """
     torch = sys.modules["torch"]
-    if not q.is_cuda or not lies_plainly(q, k, v) or not q.device == k.device == v.device:
+    if not q.is_cuda or not lies_plainly(q, k, v):
         return None
     if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
         return None
-    if q.get_device() != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
+    device = torch.cuda.current_device()
+    if not device == q.get_device() == k.get_device() == v.get_device() or torch.cuda.is_current_stream_capturing():
         return None
-    part, wanted = part_of(mask, scale), asked_kind(asked)
-    if part is None or wanted is None:
+    part, kinds = part_of(mask, scale), tuple(map(type, asked))  # True is 1, and means something else
+    if part is None or not ASKED.issuperset(kinds):
         return None
     places = q.data_ptr() % 16, k.data_ptr() % 16, v.data_ptr() % 16
-    return tensor_kind(q, k, v, part, scale), places, q.device, *wanted
-
-
-def asked_kind(asked: tuple[Any, ...]) -> list[Any] | None:
-    """What an observed call was asked for, as a key has it; None where a key cannot have it."""
-    if not all(number is None or type(number) in (bool, int, tuple) for number in asked):
-        return None
-    return [(type(number), number) for number in asked]  # True is 1, and means something else
+    return tensor_kind(q, k, v, part, scale), places, device, asked, kinds
 
 
 def observed_jax_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
     """The same for JAX arrays."""
-    part, wanted = part_of(mask, scale, by_numbers), asked_kind(asked)
-    if part is None or wanted is None or not q.ndim == k.ndim == v.ndim > 2:
+    part, kinds = part_of(mask, scale, by_numbers), tuple(map(type, asked))
+    if part is None or not ASKED.issuperset(kinds) or not q.ndim == k.ndim == v.ndim > 2:
         return None
-    return jax_kind(q, k, v, part, scale), *wanted
+    return jax_kind(q, k, v, part, scale), asked, kinds
 
 
 def observed_again(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:

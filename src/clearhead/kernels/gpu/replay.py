@@ -203,27 +203,14 @@ class Allocation(NamedTuple):
 
 
 class Replay:
-    """The launches of a call, one after the other. Rooms that are no results are one piece of memory."""
+    """The launches of a call, one after the other."""
 
     def __init__(self, given: int, rooms: list[Allocation], steps: list[Any], results: Any) -> None:
         """The first `given` slots are inputs, the others rooms."""
         self.given, self.rooms, self.steps, self.results = given, rooms, steps, results
         self.played = False
         self.stream = next((step.stream for step in steps if step.stream), None)
-        plain = any(step.stream is None for step in steps)  # which take tensors
-        wanted = set(range(given, given + len(rooms))) if plain else slots_of(results)
-        self.own = [(slot, one) for slot, one in enumerate(rooms, given) if slot in wanted]
-        apart = [(slot, one) for slot, one in enumerate(rooms, given) if slot not in wanted]
-        base = {slot: number for number, (slot, _) in enumerate(self.own, given)}
-        where = {slot: (base.get(slot, slot), 0) for slot in (*range(given), *base)}
-        # two pieces of memory: what may hold anything, and what starts from zero
-        sizes = [0, 0]
-        for slot, one in apart:
-            where[slot] = (given + len(self.own) + one.zeros, sizes[one.zeros])
-            sizes[one.zeros] += padded(one)
-        self.scratch, self.zeros = sizes
-        self.device = rooms[0].device if rooms else None
-        self.script = None if plain else bypass.Script([(step, [where[n] for n in sorted(where)]) for step in steps])
+        self.layout: Layout | None = None  # found when it is first played
 
     def giving(self, results: Any) -> Replay:
         """The same launches for who wants other results of them."""
@@ -232,22 +219,76 @@ class Replay:
     def play(self, inputs: Sequence[torch.Tensor | None]) -> Any:
         """The same call with other inputs."""
         self.played = True
-        tensors: list[Any] = [*inputs, *[None] * len(self.rooms)]
+        own, cleared, script, results = self.layout = self.layout or layout_of(self)
+        tensors = [
+            room(shape, dtype, device) if make is None else make(shape, strides, dtype)
+            for shape, strides, dtype, device, make, _ in own
+        ]
+        for number in cleared:
+            tensors[number].zero_()
         bases = [0 if tensor is None else tensor.data_ptr() for tensor in inputs]
-        for slot, (shape, strides, dtype, device, make, zeros) in self.own:
-            empty = room(shape, dtype, device) if make is None else make(shape, strides, dtype)
-            tensors[slot] = empty.zero_() if zeros else empty
-            bases.append(empty.data_ptr())
+        bases += [tensor.data_ptr() for tensor in tensors]
         stream = self.stream() if self.stream else None
-        if self.script is None:
+        if script is None:
             for step in self.steps:
-                step.go(tensors, bases, stream)
+                step.go([*inputs, *tensors], bases, stream)
         else:
-            scratch = bytes_of(self.scratch, self.device) if self.scratch else None
-            cleared = bytes_of(self.zeros, self.device).zero_() if self.zeros else None
-            bases += (0 if piece is None else piece.data_ptr() for piece in (scratch, cleared))
-            self.script.run(bases, stream)
-        return filled(self.results, tensors)
+            script.run(bases, stream)
+        return filled(results, tensors)
+
+
+class Layout(NamedTuple):
+    """What a replay allocates, which of it starts from zero, its launches, and results by what is allocated."""
+
+    own: list[Allocation]
+    cleared: list[int]
+    script: bypass.Script | None
+    results: Any
+
+
+def layout_of(replay: Replay) -> Layout:
+    """Rooms that are no results, where launches take addresses, in two pieces of memory: one starts from zero."""
+    given, rooms, steps, results = replay.given, replay.rooms, replay.steps, replay.results
+    if any(step.stream is None for step in steps):  # which take tensors
+        cleared = [number for number, one in enumerate(rooms) if one.zeros]
+        return Layout(rooms, cleared, None, moved(results, {given + n: n for n in range(len(rooms))}))
+    wanted = slots_of(results)
+    own: list[Allocation] = []
+    places: dict[int, int] = {}
+    for slot, one in enumerate(rooms, given):
+        if slot in wanted:
+            places[slot] = len(own)
+            own.append(one)
+    where = [(slot, 0) for slot in range(given)]
+    sizes = [0, 0]
+    for slot, one in enumerate(rooms, given):
+        if slot in wanted:
+            where.append((given + places[slot], 0))
+        else:
+            where.append((given + len(own) + one.zeros, sizes[one.zeros]))
+            sizes[one.zeros] += padded(one)
+    for zeros, size in enumerate(sizes):
+        shape = (size,)
+        own.append(Allocation(shape, (1,), torch.uint8, rooms[0].device, rooms[0].make, bool(zeros)))
+    script = bypass.Script([(step, where) for step in steps])
+    if not sizes[1]:
+        own.pop()
+    cleared = [number for number, one in enumerate(own) if one.zeros]
+    return Layout(own, cleared, script, moved(results, places))
+
+
+def moved(results: Any, places: dict[int, int]) -> Any:
+    """Results by other numbers of the rooms that they lie in."""
+    if type(results) is int:
+        return places[results]
+    if isinstance(results, Placement):
+        return results._replace(slot=places[results.slot])
+    if isinstance(results, dict):
+        return {name: moved(part, places) for name, part in results.items()}
+    if isinstance(results, tuple):
+        parts = [moved(part, places) for part in results]
+        return type(results)(*parts) if hasattr(results, "_fields") else tuple(parts)
+    return results
 
 
 def slots_of(results: Any) -> set[int]:
