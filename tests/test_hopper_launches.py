@@ -23,7 +23,7 @@ LAUNCHED: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "received and top, causal": (
         {"mask": ch.causal()},
         TOP,
-        "attend repair lay_out by_key choose search",
+        "attend lay_out by_key choose mend",
     ),
 }
 

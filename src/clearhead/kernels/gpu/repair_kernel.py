@@ -29,14 +29,25 @@ def repair(
         some = tl.maximum(some, tl.max(tl.load(odd_at + places, mask=places < stop, other=0), 0))
     if some > 0:
         for index in range(first, last):
-            number, block = index // blocks, index % blocks
-            rows = block * BM + tl.arange(0, BM)
-            here = tl.cast(number, tl.int64) * T + rows
-            inside = rows < T
-            if tl.max(tl.load(odd_at + here, mask=inside, other=0), 0) > 0:
-                values, largest, sums, weighted = sums_of_block(
-                    q, k, v, q_strides, k_strides, v_strides, (k, v), span, lists, mask, scoring,
-                    number, block, rows, T, S, False, False, BM, BN, form,
-                )  # fmt: skip
-                share, _, _, _, _, _ = finish(largest, sums, weighted, 0.0, scoring, False, False, form)
-                store_output(out, unrounded, values * share[:, None], here, inside, UNROUNDED, form)
+            repair_block(
+                q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, span, lists, mask, scoring,
+                index // blocks, index % blocks, T, S, UNROUNDED, BM, BN, form,
+            )  # fmt: skip
+
+
+@triton.jit
+def repair_block(
+    q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, span, lists, mask, scoring, number, block, T, S,
+    UNROUNDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """The output of one block anew, if it has a row that is marked."""
+    rows = block * BM + tl.arange(0, BM)
+    here = tl.cast(number, tl.int64) * T + rows
+    inside = rows < T
+    if tl.max(tl.load(odd_at + here, mask=inside, other=0), 0) > 0:
+        values, largest, sums, weighted = sums_of_block(
+            q, k, v, q_strides, k_strides, v_strides, (k, v), span, lists, mask, scoring,
+            number, block, rows, T, S, False, False, BM, BN, form,
+        )  # fmt: skip
+        share, _, _, _, _, _ = finish(largest, sums, weighted, 0.0, scoring, False, False, form)
+        store_output(out, unrounded, values * share[:, None], here, inside, UNROUNDED, form)

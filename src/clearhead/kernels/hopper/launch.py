@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from clearhead.kernels.gpu.run import Looked, narrowed
 from clearhead.kernels.gpu.second_look import look_again
 from clearhead.kernels.hopper import backward, forward, schedule, second_look, tile_runs
 from clearhead.kernels.hopper.accepts import ranges_of
+from clearhead.kernels.hopper.mend import mended
 
 MOST = 2**28  # numbers of a map that is not yet pooled, at most
 MOST_TOP = 16
@@ -61,12 +63,24 @@ def forward_and_look(call: Call) -> Looked:
     done = attended(call, seen, few_top(want) if plain else 0, again)
     rows = (done.output, done.lse, done.peak, done.total, done.largest, done.entropy, done.unrounded)
     found = Forward._make(None if array is None else batched(call, array) for array in rows)
-    if done.odd is not None:
+    mending = None  # rows that are not finite, together with what else is seldom left to do
+    if done.odd is not None and again and may_wait(call, found, want):
+        mending = partial(mended, call, found, done.odd)
+    elif done.odd is not None:
         repaired(call, found, done.odd)
     found = narrowed(call, found)
-    more = looked(call, want, seen, done) if again and want is not None else {}
+    more = looked(call, want, seen, done, mending) if again and want is not None else {}
+    if mending is not None and done.odd is not None and "top" not in more:
+        repaired(call, found, done.odd)
     outputs = (found.output if found.unrounded is None else found.unrounded, found.output)
     return Looked(found, look_again(call, want, found.peak, found.total, more, ratio_of(call), outputs))
+
+
+def may_wait(call: Call, found: Forward, want: Want | None) -> bool:
+    """May rows that are not finite be mended last? Not where outputs are read before, by who narrows or removes."""
+    return (
+        few_top(want) > 0 and found.output.shape[-1] == call.problem.width and "removal" not in (want or Want()).names
+    )
 
 
 def ratio_of(call: Call) -> float:
@@ -125,7 +139,7 @@ def few_top(want: Want | None) -> int:
     return want.top if want is not None and want.top is not None and want.top <= MOST_TOP else 0
 
 
-def looked(call: Call, want: Want, seen: Seen, done: forward.Done) -> dict[str, Any]:
+def looked(call: Call, want: Want, seen: Seen, done: forward.Done, mending: Any) -> dict[str, Any]:
     """What these kernels find of what is wanted; the rest is left to the second look that all GPU kernels share."""
     if seen.keys != call.grid.keys:
         return {}
@@ -140,6 +154,7 @@ def looked(call: Call, want: Want, seen: Seen, done: forward.Done) -> dict[str, 
     found = second_look.look(
         call.q, call.k, done, call.problem.scale, seen.causal_offset, seen.window, call.problem.softcap,
         received=received, map=pooled, top=top, masked=looked_at(call) if listed else None, launch=call.launch,
+        searching=mending,
     )  # fmt: skip
     named: dict[str, Any] = {}
     if found.received is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from clearhead.kernels.gpu.observe_kernel import pool
 from clearhead.kernels.gpu.tuning import pooling
 from clearhead.kernels.hopper.bins_kernel import lay_out
 from clearhead.kernels.hopper.forward import Done, described
+from clearhead.kernels.hopper.mend import Searched
 from clearhead.kernels.hopper.schedule import side_by_side
 from clearhead.kernels.hopper.tile_runs import TileRuns
 from clearhead.kernels.hopper.top_kernel import HELD, choose, search
@@ -83,18 +85,21 @@ def look(
     top: int = 0,
     masked: Masked | None = None,
     launch: Launcher | None = None,
+    searching: Callable[[Searched], None] | None = None,
 ) -> Observations:
     """What each key received of the last `received` queries, the weights pooled, the `top` largest of each query.
 
     q (B, H, T, D), k (B, Hk, S, D) and the rest as `forward` took them; `done` is what it gave, with the same
     `top`. Under a mask of any kind there is no map. Calls with one `launch` are of one kind. Everything comes from one
-    product of all queries with all keys, or two where `received` counts but some.
+    product of all queries with all keys, or two where `received` counts but some. `searching` looks again, in place of
+    `search`, at queries with more candidates than their lists hold.
     """
     batch, heads, queries, head_dim = q.shape
     if received is not None and received < queries and (map or top):
         options = (q, k, done, scale, causal_offset, window, softcap)
         alone = look(*options, received=received, masked=masked, launch=launch)
-        return look(*options, map=map, top=top, masked=masked, launch=launch)._replace(received=alone.received)
+        rest = look(*options, map=map, top=top, masked=masked, launch=launch, searching=searching)
+        return rest._replace(received=alone.received)
     keys = k.shape[2]
     launch = launch or Launcher()
     new = partial(launch.room, dtype=torch.float32, device=q.device)
@@ -135,7 +140,11 @@ def look(
         queries, skipped, count, each, queries // count,
         scale if softcap is None else 1.0, factor, config.columns, plain.even, bool(top), num_warps=1,
     )  # fmt: skip
-    rows = (described(q, queries, config.columns), described(k, keys, config.rows), numbers(shifts, config.columns))
+    rows = (
+        described(q, queries, config.columns),
+        described(k, keys, config.rows),
+        described_numbers(shifts, config.columns),
+    )
     blocks = -(-keys // (config.rows * config.consumers))
     side = 1 if masked is None else masked.runs.each
     lists = (large, large, large) if masked is None else (masked.runs.table, masked.runs.tiles, masked.runs.bits)
@@ -175,16 +184,22 @@ def look(
             counts, found, done.peak, done.total, best.weights, best.indices, batch * heads * queries,
             scale if softcap is None else 1.0, factor, top, num_warps=4,
         )  # fmt: skip
+        constants = {
+            "TOP": top, "K": max(2, 1 << (top - 1).bit_length()), "HEAD_DIM": head_dim, "UPPER": plain.upper,
+            "LOWER": plain.lower, "PROGRAM": None if masked is None else masked.program, "SOFTCAP": plain.softcap,
+            "HELD": HELD,
+        }  # fmt: skip
+        numbers = (heads // k.shape[1], upper, lower, scale, softcap or 1.0, factor)
+        if searching is not None:
+            searching(Searched(counts, done.peak, done.total, best.weights, best.indices, numbers, constants))
+            return Observations(got, flat, best)
         if q.stride(-1) != 1 or k.stride(-1) != 1:
             q, k = q.contiguous(), k.contiguous()
         launch(
             ("search", name), search, (-(-queries // 64), heads, batch),
             q, k, counts, done.peak, done.total, best.weights, best.indices, *q.stride()[:3], *k.stride()[:3],
-            queries, keys, heads // k.shape[1], upper, lower, () if masked is None else masked.arrays,
-            scale, softcap or 1.0, factor,
-            TOP=top, K=max(2, 1 << (top - 1).bit_length()), HEAD_DIM=head_dim, UPPER=plain.upper, LOWER=plain.lower,
-            PROGRAM=None if masked is None else masked.program, SOFTCAP=plain.softcap, HELD=HELD, BM=64, BN=64,
-            num_warps=4, num_stages=1,
+            queries, keys, *numbers[:3], () if masked is None else masked.arrays, *numbers[3:],
+            **constants, BM=64, BN=64, num_warps=4, num_stages=1,
         )  # fmt: skip
     return Observations(got, flat, best)
 
@@ -213,7 +228,7 @@ def by_lists(head_dim: int) -> LookConfig:
     return LookConfig(64 if head_dim == 256 else 128, 3 if head_dim == 256 else 4, 2, 64, 240, offered=32)
 
 
-def numbers(array: torch.Tensor, columns: int) -> Any:
+def described_numbers(array: torch.Tensor, columns: int) -> Any:
     """A descriptor of numbers for each query, read by tiles."""
     return descriptor_of(
         TensorDescriptor, array, shape=[array.numel()], strides=[1], block_shape=[columns], layout=tiles_of(columns)

@@ -159,9 +159,23 @@ def search(
     K is TOP or the next power of two. PROGRAM is a mask of any kind, with `mask` as its arrays, or None.
     """
     head, batch = tl.program_id(1), tl.program_id(2)
-    number = batch * tl.num_programs(1) + head
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    here = number.to(tl.int64) * T + rows
+    search_block(
+        q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row, T, S, group,
+        upper, lower, mask, scale, softcap, factor, tl.program_id(0), head, batch, batch * tl.num_programs(1) + head,
+        TOP, K, HEAD_DIM, UPPER, LOWER, PROGRAM, SOFTCAP, HELD, BM, BN,
+    )  # fmt: skip
+
+
+@triton.jit
+def search_block(
+    q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row, T, S, group,
+    upper, lower, mask, scale, softcap, factor, block, head, batch, number,
+    TOP: tl.constexpr, K: tl.constexpr, HEAD_DIM: tl.constexpr, UPPER: tl.constexpr, LOWER: tl.constexpr,
+    PROGRAM: tl.constexpr, SOFTCAP: tl.constexpr, HELD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The same of one block of one head."""
+    rows = block * BM + tl.arange(0, BM)
+    here = tl.cast(number, tl.int64) * T + rows
     many = tl.load(counts + here, mask=rows < T, other=0) > HELD
     if tl.max(many.to(tl.int32), 0) > 0:
         features = tl.arange(0, HEAD_DIM)
@@ -173,7 +187,7 @@ def search(
         where = tl.full((BM, K), 2147483647, tl.int32)
         stop = S
         if UPPER:
-            stop = tl.minimum(S, tl.program_id(0) * BM + BM + upper)
+            stop = tl.minimum(S, block * BM + BM + upper)
         for first in range(0, stop, BN):
             columns = first + tl.arange(0, BN)
             keys = tl.load(k + columns.to(tl.int64)[:, None] * k_row + features, mask=(columns < S)[:, None], other=0)

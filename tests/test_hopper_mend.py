@@ -1,0 +1,63 @@
+"""What is seldom left to do on Hopper after both looks: rows that are not finite, and lists that were too short."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from interpreted import MARKS
+from on_gpu import first_of_the_largest
+
+import clearhead as ch
+from clearhead.core.observations import want
+from clearhead.core.problem import pose
+
+pytestmark = MARKS
+T, S, D, TOP = 75, 90, 64, 5
+MASKS: dict[str, Any] = {"causal": ch.causal(), "Longformer": ch.window(9, 3) | ch.global_tokens([0, 50])}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_marked_blocks_are_computed_anew_and_long_lists_searched(name: str) -> None:
+    from clearhead.kernels.gpu.call import Call, Forward
+    from clearhead.kernels.hopper.mend import Searched, mended
+    from clearhead.kernels.hopper.top_kernel import HELD
+
+    torch.manual_seed(5)
+    mask, scale = MASKS[name], D**-0.5
+    q, k, v = torch.randn(2, 4, T, D).half(), torch.randn(2, 2, S, D).half(), torch.randn(2, 2, S, D).half()
+    k[:, :, 1:] = k[:, :, 5:6]  # all keys but the first are alike: ties
+    right = ch.observe(q.double(), k.double(), v.double(), mask=mask, kernel="dense", top=TOP, weights=True)
+    call = Call(pose(q, k, v, mask=mask, want=lambda grid: want(grid, top=TOP)))
+    output = torch.full((2, 4, T, D), math.nan, dtype=torch.float16)
+    odd, counts = torch.zeros(2, 4, T, dtype=torch.int32), torch.full((2, 4, T), HELD, dtype=torch.int32)
+    odd[1, 2, 70] = 1
+    counts[0, 3, 7], counts[1, 2, 66] = HELD + 1, HELD + 9
+    weights, indices = torch.full((2, 4, T, TOP), -3.0), torch.full((2, 4, T, TOP), -3)
+    peak, total = right.max_score.float(), torch.exp(right.lse - right.max_score).float()
+    span, spanned = call.mask.span, call.form.program is None
+    constants = {
+        "TOP": TOP, "K": 8, "HEAD_DIM": D, "UPPER": spanned, "LOWER": False, "PROGRAM": call.form.program,
+        "SOFTCAP": False, "HELD": HELD,
+    }  # fmt: skip
+    numbers = (2, span.high if spanned else 0, 0, scale, 1.0, scale * math.log2(math.e))
+    mended(
+        call,
+        Forward(output, peak, peak, total, None, None, None),
+        odd,
+        Searched(counts, peak, total, weights, indices, numbers, constants),
+    )
+    block = slice(64, T)  # of 64 rows each
+    # weights are rounded before they meet values, and so is what comes of both
+    rounding = float(torch.finfo(torch.float16).eps * v.abs().max())
+    torch.testing.assert_close(output[1, 2, block].double(), right.output[1, 2, block], rtol=0.0, atol=rounding)
+    output[1, 2, block] = math.nan
+    assert output.isnan().all(), "nobody else's"
+    largest = first_of_the_largest(right.weights, TOP)
+    for place in ((0, 3, 7), (1, 2, 66)):
+        torch.testing.assert_close(weights[place].double(), right.top.weights[place], rtol=2e-3, atol=1e-6)
+        assert torch.equal(indices[place], largest[place])
+        weights[place] = -3.0
+    assert (weights == -3).all(), "other lists were not too short"
