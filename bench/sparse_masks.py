@@ -81,9 +81,9 @@ def on_cpu(report: Report, n: int = 8192, width: int = 64) -> None:
         array = torch.from_numpy(np.array(mask.dense(n)[0]))
         times = measure(
             {
-                "plain": partial(ch.attention, q, k, v, kernel="compiled"),
-                "mask": partial(ch.attention, q, k, v, mask=mask, kernel="compiled"),
-                "array": partial(ch.attention, q, k, v, mask=ch.where(array), kernel="compiled"),
+                "plain": partial(ch.attention, q, k, v),
+                "mask": partial(ch.attention, q, k, v, mask=mask),
+                "array": partial(ch.attention, q, k, v, mask=ch.where(array)),
                 "sdpa": partial(scaled_dot_product_attention, q, k, v, attn_mask=array),
             },
             least=3,

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,56 @@ def test_masks_with_arrays_are_looked_at_anew(mask: Any) -> None:
     for _ in range(3):
         torch.testing.assert_close(ch.attention(q, k, v, mask=mask), expected)
         gc.collect()
+
+
+SIDE = 290
+BY_NUMBERS: dict[str, Callable[[], ch.Mask]] = {
+    "global tokens": lambda: ch.window(20, 9) | ch.global_tokens([0, 77, 280]),
+    "random blocks": lambda: ch.random_blocks(16, count=2) | ch.global_tokens([5]),
+    "blocks": lambda: ch.blocks(np.arange(81).reshape(9, 9) % 5 == 0, 33),
+    "blocks by head": lambda: ch.blocks(np.arange(16 * 81).reshape(16, 9, 9) % 7 == 0, 33),
+    "documents by row": lambda: ch.documents(np.arange(4 * SIDE).reshape(4, SIDE) // 111),
+    "documents, not in order": lambda: ch.documents(np.arange(SIDE) // 37 * 5 % 8) & ch.causal(),
+    "lengths": lambda: ch.lengths([290, 0, 7, 100]),
+    "prefix": lambda: ch.prefix(9) | ch.window(3),
+    "offset by row": lambda: ch.causal(offset=[0, -3, 50, 400]) | ch.global_tokens([1]),
+}
+
+
+@pytest.mark.parametrize("name", BY_NUMBERS)
+def test_masks_with_arrays_are_known_again_by_their_numbers(name: str) -> None:
+    """As many heads that tasks have several panels, and what panels see is kept for all of them and for later calls."""
+    prepared._by_numbers.clear()
+    given = [torch.randn(4, 16, SIDE, 16) for _ in range(3)]
+    expected = ch.attention(*given, mask=BY_NUMBERS[name](), kernel="tiled")
+    first = ch.attention(*given, mask=BY_NUMBERS[name]())
+    torch.testing.assert_close(first, expected)
+    known = len(prepared._by_numbers)
+    assert known
+    for count in (1, 2, 5):
+        ch.set_threads(count)
+        try:
+            torch.testing.assert_close(ch.attention(*given, mask=BY_NUMBERS[name]()), first, rtol=0, atol=0)
+        finally:
+            ch.set_threads(None)
+    assert len(prepared._by_numbers) == known, "it is the same kind"
+
+
+def test_who_writes_to_an_array_of_a_mask_changes_the_mask() -> None:
+    prepared._by_numbers.clear()
+    ids, given = np.arange(60) // 20, [torch.randn(2, 60, 16) for _ in range(3)]
+    mask = ch.documents(ids)
+    for _ in range(3):
+        torch.testing.assert_close(ch.attention(*given, mask=mask), ch.attention(*given, mask=mask, kernel="tiled"))
+        ids[10:31] += 1
+    assert len(prepared._by_numbers) == 6, "three kinds, each with its scale given and not"
+
+
+def test_few_kinds_with_arrays_are_remembered() -> None:
+    given = [torch.randn(1, 1, 9, 8) for _ in range(3)]
+    for length in range(2 * prepared.FEW):
+        ch.attention(*given, mask=ch.lengths([length]))
+    assert len(prepared._by_numbers) <= prepared.FEW + 1
 
 
 def test_what_learns_is_never_taken_from_what_was_prepared() -> None:

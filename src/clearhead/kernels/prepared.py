@@ -25,6 +25,9 @@ THREAD_WORK, THREAD_BYTES = 125_000, 200_000
 LONG_WORK = 1_000_000
 # kinds that are remembered
 MOST = 512
+# the same of masks with arrays; bytes of an array up to which it is compared with one that was seen before; and how
+# many of its numbers are its hash
+FEW, LARGE, SAMPLES = 64, 2**17, 64
 
 
 def main_thread() -> bool:
@@ -84,6 +87,7 @@ class Prepared:
 
 
 _prepared: dict[Any, Prepared] = {}
+_by_numbers: dict[Any, Prepared] = {}  # of masks that have arrays
 
 
 def tensor_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> Any:
@@ -98,22 +102,48 @@ def array_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> 
     return q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, q.dtype, k.dtype, v.dtype, scale, mask
 
 
-def _none(array: Array, owner: Mask) -> None:
-    """An array may be written to, and nobody would know."""
+class Numbers:
+    """An array of a mask as part of a key: equal to one of the same numbers. Some of them are its hash."""
+
+    __slots__ = ("array", "hash")
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        some = array.reshape(-1)[:: max(1, array.size // SAMPLES)]
+        self.hash = hash((array.shape, array.dtype.char, some.tobytes()))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Numbers)
+            and self.array.dtype == other.array.dtype
+            and np.array_equal(self.array, other.array)
+        )
+
+    def __hash__(self) -> int:
+        return self.hash
 
 
-def by_numbers(array: Array, owner: Mask) -> Any:
-    """An array of few numbers by all of them."""
-    few = isinstance(array, np.ndarray) and array.nbytes <= FEW
-    return (array.shape, array.dtype.char, array.tobytes()) if few else None
+def as_none(array: Array, owner: Mask) -> None:
+    """No part of a key: an array may be written to, and nobody would know."""
+
+
+def as_numbers(array: Array, owner: Mask) -> Numbers | None:
+    """An array as it is now, where it is NumPy's and not large: to compare it takes less than to prepare it."""
+    few = isinstance(array, np.ndarray) and array.dtype.kind in "biu" and array.nbytes <= LARGE
+    return Numbers(array) if few else None
+
+
+def as_copy(array: Array, owner: Mask) -> Numbers | None:
+    """The same, to be kept: who writes to the array does not write to the key."""
+    found = as_numbers(array, owner)
+    return found if found is None else Numbers(found.array.copy())
 
 
 NO_MASK = ()
-FEW = 32_768  # bytes of a mask's array that are compared with every call
 
 
-def part_of(mask: Any, scale: Any, of_array: Callable[[Array, Mask], Any] = _none) -> Any:
-    """What the key has of a call's mask; None where mask or scale are more than a key can say."""
+def part_of(mask: Any, scale: Any, of_array: Callable[[Array, Mask], Any] = as_none) -> Any:
+    """What the key has of a call's mask: its class and fields; None where mask or scale are more than a key can say."""
     if not (scale is None or type(scale) is float):
         return None
     if mask is None:
@@ -123,20 +153,27 @@ def part_of(mask: Any, scale: Any, of_array: Callable[[Array, Mask], Any] = _non
 
 def on_tensors(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
     """The output, for a kind of call on PyTorch tensors that was remembered; None for what is unusual."""
-    part = part_of(mask, scale)
-    if part is None or not (q.is_cpu and k.is_cpu and v.is_cpu):
+    if not (q.is_cpu and k.is_cpu and v.is_cpu):
         return None
     if (q.requires_grad or k.requires_grad or v.requires_grad) and sys.modules["torch"].is_grad_enabled():
         return None
-    one = _prepared.get(tensor_kind(q, k, v, part, scale))
+    one = known(tensor_kind, q, k, v, mask, scale)
     return None if one is None else one.tensors(q, k, v)
 
 
 def on_arrays(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
     """The same for NumPy arrays."""
-    part = part_of(mask, scale)
-    one = None if part is None else _prepared.get(array_kind(q, k, v, part, scale))
+    one = known(array_kind, q, k, v, mask, scale)
     return None if one is None else one.arrays(q, k, v)
+
+
+def known(kind: Callable[..., Any], q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Prepared | None:
+    """What was remembered of a kind: by what its mask says, or by that and the numbers in the mask's arrays."""
+    part = part_of(mask, scale)
+    if part is not None:
+        return _prepared.get(kind(q, k, v, part, scale))
+    part = part_of(mask, scale, as_numbers)
+    return None if part is None else _by_numbers.get(kind(q, k, v, part, scale))
 
 
 # programs of JAX by kind of call, each a function of q, k and v
@@ -151,7 +188,7 @@ def jax_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> An
 
 def on_jax(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
     """The same for JAX arrays, and for masks of few numbers: a program has them, and is called in any case."""
-    part = part_of(mask, scale, by_numbers)
+    part = part_of(mask, scale, as_numbers)
     program = None if part is None else PROGRAMS.get(jax_kind(q, k, v, part, scale))
     if program is None:
         return None
@@ -163,7 +200,7 @@ def remember_program(problem: Problem, program: Any) -> None:
     """Keep a function of JAX arrays for the next call of its kind, where arrays, mask and scale say all of it."""
     if is_traced(problem.q) or is_traced(problem.k) or is_traced(problem.v):
         return
-    keep(PROGRAMS, problem, jax_kind, program, by_numbers)
+    keep(PROGRAMS, problem, jax_kind, program, as_copy)
 
 
 # observed calls by kind, each a function of q, k and v: on a GPU it launches what was launched before; a program of JAX
@@ -193,8 +230,8 @@ def observed_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tu
 
 
 def observed_jax_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
-    """The same for JAX arrays."""
-    part, kinds = part_of(mask, scale, by_numbers), tuple(map(type, asked))
+    """The same for JAX arrays, to be kept as it is."""
+    part, kinds = part_of(mask, scale, as_copy), tuple(map(type, asked))
     if part is None or not ASKED.issuperset(kinds) or not q.ndim == k.ndim == v.ndim > 2:
         return None
     return jax_kind(q, k, v, part, scale), asked, kinds
@@ -241,7 +278,13 @@ def remember(problem: Problem, call: Any, effort: Effort) -> None:
         return  # others do not lend their memory by the buffer protocol
     shape = (*grid.batch, grid.heads, grid.queries, problem.width)
     call.lse = call.peak = call.total = 0  # whose room goes with this call
-    keep(_prepared, problem, tensor_kind if torch else array_kind, Prepared(call, effort, shape))
+    kind, one = tensor_kind if torch else array_kind, Prepared(call, effort, shape)
+    if part_of(problem.mask, problem.scale) is not None:
+        keep(_prepared, problem, kind, one)
+        return
+    for old in list(_by_numbers)[: max(0, len(_by_numbers) + 1 - FEW)]:  # numbers may be others in every call
+        _by_numbers.pop(old, None)
+    keep(_by_numbers, problem, kind, one, as_copy)
 
 
 def keep(
@@ -249,7 +292,7 @@ def keep(
     problem: Problem,
     kind: Callable[..., Any],
     found: Any,
-    of_array: Callable[[Array, Mask], Any] = _none,
+    of_array: Callable[[Array, Mask], Any] = as_none,
 ) -> None:
     """Keep what was found of a call for the next one of its kind, where arrays, mask and scale say all of it."""
     given = problem.bias, problem.softcap, problem.sinks, problem.dropout, problem.want

@@ -136,10 +136,11 @@ template <class T> inline void say_spoiled(const Rows<T>& rows, int64_t i0, int6
     if (const T total = rows.total[i - i0]; total != total) observer->spoil(i, total);
 }
 
-// The panels of queries from `begin` on of one head, at most kPanels of them.
+// The panels of queries from `begin` on of one head, at most kPanels of them; `known`: what each panel sees, or nothing.
 template <class T>
-void forward_block(const Call& call, const Sights& sights, const Panels& queries, const Packed<T>& packed, int64_t b, int64_t h,
-                   int64_t begin, int64_t behind, Workspace<T>& work, Observer<T>* observer) {
+void forward_block(const Call& call, const Sights& sights, const Panels& queries, const std::vector<Stretches>& known,
+                   const Packed<T>& packed, int64_t b, int64_t h, int64_t begin, int64_t behind, Workspace<T>& work,
+                   Observer<T>* observer) {
   constexpr int panel = kPanel<T>;
   const int64_t many = behind - begin;
   Scorer<T> scorer(call, b, h);
@@ -168,7 +169,8 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
   const bool entropy = call.wanted.entropy != nullptr;
   for (int64_t place = 0; place < many; ++place) {
     const int64_t i0 = queries.first(begin + place), i1 = queries.last(begin + place);
-    sights.see(b, h, i0, i1, work.seen[place]);
+    if (known.empty()) sights.see(b, h, i0, i1, work.seen[place]);
+    else work.seen[place] = known[begin + place];
     if (!call.known) continue;
     recall(call, work.rows[place], b, h, i0, i1);
     say_spoiled(work.rows[place], i0, i1, observer);

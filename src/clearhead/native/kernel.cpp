@@ -2,6 +2,7 @@
 #include "kernel.h"
 
 #include <memory>
+#include <numeric>
 
 #include "backward.h"
 #include "decode.h"
@@ -21,6 +22,7 @@ constexpr int64_t kSplitNumbers = 16 << 20; // numbers in the dq of all splits, 
 constexpr int64_t kSmallPanels = 2;         // panels of queries in a small task
 constexpr int64_t kManyTasks = 256;         // panels of a call from which on a task has more than one
 constexpr int64_t kChunk = 96;              // queries that one observer watches, at least
+constexpr int64_t kKeptStretches = 1 << 16; // of keys that panels see, that are kept for all heads and for the next call
 constexpr int64_t kMostChunks = 32;         // observers of a head: each keeps a number for each key
 constexpr double kFeeding = 0.4;            // vectors whose products take as long as reading what a panel is multiplied with
 constexpr double kWorthwhile = 0.85;        // of a call's time, that narrower panels have to save
@@ -65,8 +67,11 @@ template <class T> constexpr int64_t kChunkPanels = std::max<int64_t>(kChunk / k
 // The panels of a head's queries in tasks, in the order in which they are taken: those that see most keys first. A call of few
 // panels has a task for each, so that many threads have something to do; longer ones have tasks that share what is in the
 // cache, as long as they see no more than others do. Of those taken last some are cut small, so that threads end together. An
-// observer needs chunks that depend on the call only, in the order of queries.
-template <class T> std::vector<Range> query_blocks(const Call& call, const Sights& sights, const Panels& queries, int threads) {
+// observer needs chunks that depend on the call only, in the order of queries. What panels see is kept in `seen`, where all batch
+// rows and heads see alike.
+template <class T>
+std::vector<Range> query_blocks(const Call& call, const Sights& sights, const Panels& queries, std::vector<Stretches>& seen,
+                                int threads) {
   const int64_t panels = queries.count(), all = (panels + kPanels - 1) / kPanels;
   if (call.wanted.second_look()) {
     const int64_t least = (panels + kMostChunks - 1) / kMostChunks;
@@ -80,14 +85,18 @@ template <class T> std::vector<Range> query_blocks(const Call& call, const Sight
     return blocks;
   }
   std::vector<int64_t> before(panels + 1);  // keys that the panels before it see, in the first batch row and head
+  std::vector<int64_t> parts(panels);       // in how many stretches a panel sees them
+  if (sights.alike()) seen.resize(panels);
   parallel(call, all, threads, [&](int) {
-    return [&, seen = Stretches()](int64_t task) mutable {
+    return [&, other = Stretches()](int64_t task) mutable {
       for (int64_t n = task * kPanels; n < std::min((task + 1) * kPanels, panels); ++n) {
-        sights.see(0, 0, queries.first(n), queries.last(n), seen);
-        before[n + 1] = seen.count();
+        Stretches& mine = seen.empty() ? other : seen[n];
+        sights.see(0, 0, queries.first(n), queries.last(n), mine);
+        before[n + 1] = mine.count(), parts[n] = mine.size();
       }
     };
   });
+  if (std::accumulate(parts.begin(), parts.end(), int64_t(0)) > kKeptStretches) std::vector<Stretches>().swap(seen);
   for (int64_t n = 0; n < panels; ++n) before[n + 1] += before[n];
   const int64_t most = before[panels] * some / panels * 3 / 2;  // what a task of average length sees, and half as much again
   blocks.clear();
@@ -115,16 +124,48 @@ inline int64_t parts_of_heads(const Call& call, int64_t blocks, int threads) {
   return 1;
 }
 
+// What is found of a call's mask before any thread begins; a call that comes again has it already.
+template <class T> struct Plan {
+  const Sights sights;
+  const int64_t length;  // of a panel, at most
+  const Panels queries;
+  std::vector<Stretches> seen;  // by each panel of queries, whatever the batch row and head; empty where that is not known
+  const std::vector<Range> blocks;
+
+  Plan(const Call& call, int threads)
+      : sights(call, kLanes<T>, threads), length(panel_length<T>(call, threads)),
+        queries(call.queries, length, Borders(call, sights, kLanes<T>).of_queries()),
+        blocks(query_blocks<T>(call, sights, queries, seen, threads)) {}
+
+  int64_t bytes() const {
+    int64_t all = 0;
+    for (const Stretches& one : seen) all += one.size() * int64_t(sizeof(Stretch));
+    return all;
+  }
+
+  static std::shared_ptr<const Plan> of(const Call& call, int threads) {
+    static char looks[2];  // without a second look and with one, for each set and type: addresses that nobody else has
+    const char* const by = looks + call.wanted.second_look();
+    if (call.kept.by == by) {
+      auto kept = std::static_pointer_cast<const Plan>(call.kept.what);
+      if (kept->length == panel_length<T>(call, threads)) return kept;
+    }
+    auto made = std::make_shared<const Plan>(call, threads);
+    if (!made->sights.reads_arrays()) call.kept = {by, made};  // others may write to those
+    return made;
+  }
+};
+
 // What the threads of one call share, a group being a head of keys and the query heads that read it, or a part of their queries.
 template <class T> struct Heads {
   const Call& call;
-  const Sights sights;
+  const std::shared_ptr<const Plan<T>> plan;
   const bool watched = call.wanted.second_look();
   const Sought sought{call};
-  const Panels queries;
-  const std::vector<Range> blocks;  // panels of queries
-  const int64_t parts;              // of a head's queries, each with keys and values packed for itself
-  const std::vector<Range> steps;   // keys that are packed together
+  const Panels& queries = plan->queries;
+  const std::vector<Range>& blocks = plan->blocks;  // panels of queries
+  const int64_t parts;                              // of a head's queries, each with keys and values packed for itself
+  const std::vector<Range> steps;                   // keys that are packed together
   const int64_t count = call.batch * call.key_heads * parts, tasks = int64_t(blocks.size()) * call.group() / parts;
   int64_t most = 1;  // panels that go together
   std::vector<Packed<T>*> packed = std::vector<Packed<T>*>(count);
@@ -132,9 +173,7 @@ template <class T> struct Heads {
   std::atomic<int64_t> observing{0};  // bytes of one group's observers
 
   Heads(const Call& c, int threads)
-      : call(c), sights(c, kLanes<T>, threads),
-        queries(c.queries, panel_length<T>(c, threads), Borders(c, sights, kLanes<T>).of_queries()),
-        blocks(query_blocks<T>(c, sights, queries, threads)), parts(parts_of_heads(c, int64_t(blocks.size()), threads)),
+      : call(c), plan(Plan<T>::of(c, threads)), parts(parts_of_heads(c, int64_t(blocks.size()), threads)),
         steps(pack_steps(c, parts > 1 ? 1 : threads)) {
     for (const Range& block : blocks) most = std::max(most, std::min(block.last - block.first, kPanels));
   }
@@ -181,8 +220,8 @@ template <class T> struct HeadWorker {
       observer = all.observers[n][task].get();
     }
     for (int64_t first = panels.first; first < panels.last; first += kPanels)
-      forward_block<T>(all.call, all.sights, all.queries, *all.packed[n], b, h, first, std::min(first + kPanels, panels.last),
-                       work, observer);
+      forward_block<T>(all.call, all.plan->sights, all.queries, all.plan->seen, *all.packed[n], b, h, first,
+                       std::min(first + kPanels, panels.last), work, observer);
   }
 
   // All queries of a group are done: what was summed over chunks of them is added up in their order.
@@ -211,7 +250,8 @@ template <class T> void forward_as(const Call& call, int threads) {
   parallel_groups(call, heads.count, int64_t(heads.steps.size()), heads.tasks, int(workers),
                   [&](int64_t worker) { return HeadWorker<T>(heads, room[worker]); });
   if (heads.count)
-    call.uses(workers * room[0].work.bytes() + std::min(workers, heads.count) * (heads.packed[0]->bytes() + heads.observing));
+    call.uses(workers * room[0].work.bytes() + std::min(workers, heads.count) * (heads.packed[0]->bytes() + heads.observing) +
+              heads.plan->bytes());
   int64_t kept = 0;
   for (auto& one : rooms) kept += one.packed.bytes() + one.work.bytes();
   if (kept <= kKeptBytes * workers) kept_rooms = std::move(rooms);  // a long sequence is not held on to

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,6 +88,12 @@ struct Wanted {
   bool second_look() const { return !of_weights.empty(); }
 };
 
+// What a kernel found out about a call and can use again when the call comes again: by whom, since each has its own.
+struct Kept {
+  const void* by = nullptr;
+  std::shared_ptr<const void> what;
+};
+
 struct Call {
   int64_t batch = 0, heads = 0, key_heads = 0, queries = 0, keys = 0, features = 0, width = 0;
   double scale = 1.0, softcap = 0.0;  // softcap 0: none
@@ -107,6 +114,7 @@ struct Call {
   void* dlse = nullptr;    // (batch, heads, T): the gradient of the log-sum-exp; null: none
   void* dsinks = nullptr;  // (batch, heads)
 
+  mutable Kept kept;          // of its mask, which stays as it is
   mutable int64_t bytes = 0;  // the most memory that the call had of its own
   bool interruptible = false; // the thread that calls hears signals
   int team = 0;               // how many threads PyTorch's OpenMP has, whose team may do the work; 0: it may not

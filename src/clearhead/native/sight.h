@@ -75,6 +75,8 @@ class Stretches {
     return keys_;
   }
 
+  int64_t size() const { return int64_t(all_.size()); }
+
   // How many keys are seen.
   int64_t count() const {
     int64_t found = 0, from = 0;
@@ -152,6 +154,20 @@ class Sights {
     if (node.kind == kFlags) between(node.fields[side].flag_row(0));
     if (node.kind == kArray) found = changes(found_[n], side);
     return found;
+  }
+
+  // True where a mask reads an array of the caller's.
+  bool reads_arrays() const {
+    return std::any_of(call_.mask.begin(), call_.mask.end(), [](const MaskNode& node) { return node.kind == kArray; });
+  }
+
+  // True where all batch rows and heads see alike, whatever an array may hold.
+  bool alike() const {
+    return std::all_of(call_.mask.begin(), call_.mask.end(), [&](const MaskNode& node) {
+      const auto shared = [](const Field& field) { return field.each == 0; };
+      const bool one_table = node.kind != kBlocks || block_table(call_, node, 0, 1) == block_table(call_, node, 0, 0);
+      return node.kind != kArray && one_table && std::all_of(node.fields.begin(), node.fields.end(), shared);
+    });
   }
 
   // What queries [i0, i1) see of all keys.
