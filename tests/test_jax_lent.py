@@ -86,6 +86,17 @@ def test_arrays_that_are_there_are_given_to_programs_without_their_mask(monkeypa
     assert len(last[-1]) <= 8  # q, k, v and what gradients are made of
 
 
+def test_a_mask_that_comes_once_has_no_program_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrowed, "jax_platform", lambda array: "gpu")
+    before, made = len(lending._numbers), []
+    for ids in (np.arange(17) // 4, np.arange(17) // 6, np.arange(17) // 7, np.arange(17) // 4):
+        mask = ch.documents(ids)
+        output = ch.attention(Q, K, V, mask=mask, kernel="triton")
+        budget.hold({"output": output}, budget.given(Q, K, V, mask=mask), 17)
+        made.append(len(lending._numbers) - before)
+    assert made == [0, 0, 0, 1]
+
+
 @pytest.mark.parametrize("library", ["attention", "observe"])
 def test_calls_of_jax_are_remembered_by_the_numbers_of_their_mask(library: str) -> None:
     call = {"attention": ch.attention, "observe": lambda *a, **b: ch.observe(*a, **b, received=True).output}[library]

@@ -101,8 +101,11 @@ def run(problem: Problem, kernel: Kernel) -> Ran:
 
 
 def at_once(problem: Problem) -> bool:
-    """True for arrays that are there and that a program of XLA's is given: it takes them, and makes others, faster."""
-    return jax_platform(problem.q) == "gpu" and _programs().unfit(problem) is None
+    """True for arrays that are there and that a program of XLA's is given: it takes them, and makes others, faster.
+
+    Not the first of a kind: a mask that never comes again is not worth a program.
+    """
+    return jax_platform(problem.q) == "gpu" and _programs().unfit(problem) is None and _programs().met(problem)
 
 
 def gradients(problem: Problem, kernel: Kernel, *given: Any) -> Gradients:

@@ -11,6 +11,7 @@ import operator
 import pickle
 import secrets
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -100,6 +101,30 @@ def on_tensors(options: dict[str, Any], q: Array, k: Array, v: Array, **changes:
 Recorded: TypeAlias = "tuple[Replay, Any, list[int | None], list[Any]] | None"
 
 
+# kinds of calls outside of programs that have been met, the last to come last
+_met: OrderedDict[Any, None] = OrderedDict()
+MOST = 512
+
+
+def met(problem: Problem) -> bool:
+    """Whether a call of this kind has come before; from now on it has."""
+    sizes = tuple((tuple(array.shape), dtype_name(array)) for array in (problem.q, problem.k, problem.v))
+    kind = (sizes, *said_by(problem))
+    known = kind in _met
+    _met[kind] = None
+    _met.move_to_end(kind)
+    if len(_met) > MOST:
+        _met.popitem(last=False)
+    return known
+
+
+def said_by(problem: Problem) -> tuple[Any, ...]:
+    """The options of a problem that is not `unfit`, to be compared."""
+    bias: Any = problem.bias  # ALiBi, or none
+    slopes = None if bias is None else (bias.slopes.tobytes(), repr(bias.alignment))
+    return problem.scale, problem.softcap, problem.want, same(problem.mask), slopes
+
+
 class Lent:
     """Who runs the calls of a program: a kernel, others for gradients that it does not give, and all options."""
 
@@ -108,9 +133,7 @@ class Lent:
         self.options = options_of(problem)
         self.settled: set[Handed] = set()
         self.placed: dict[tuple[Handed, int], Placed] = {}
-        bias: Any = problem.bias  # ALiBi, or none
-        slopes = None if bias is None else (bias.slopes.tobytes(), repr(bias.alignment))
-        self.key = (kernel.name, problem.scale, problem.softcap, problem.want, same(problem.mask), slopes)
+        self.key = (kernel.name, *said_by(problem))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Lent) and self.key == other.key

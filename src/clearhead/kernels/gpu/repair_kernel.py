@@ -18,11 +18,7 @@ def repair(
 
     It may be so by a value that a query does not see: in the product of a tile its weight of 0 times NaN is NaN.
     """
-    blocks = tl.cdiv(T, BM)
-    first = tl.program_id(0) * each
-    last = tl.minimum(first + each, count)
-    start = first // blocks * T + first % blocks * BM
-    stop = last // blocks * T + last % blocks * BM
+    blocks, first, last, start, stop = part_of(tl.program_id(0), T, each, count, BM)
     some = 0
     for at in range(start, stop, N):  # nearly always there is none
         places = at + tl.arange(0, N)
@@ -33,6 +29,18 @@ def repair(
                 q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, span, lists, mask, scoring,
                 index // blocks, index % blocks, T, S, UNROUNDED, BM, BN, form,
             )  # fmt: skip
+
+
+@triton.jit
+def part_of(program, T, each, count, BM: tl.constexpr):
+    """Blocks of a head; of a program, which has `each` of `count`: its first, the one behind its last, and their rows."""
+    blocks = tl.cdiv(T, BM)
+    first = program * each
+    last = tl.minimum(first + each, count)
+    return (
+        blocks, first, last,
+        first // blocks * T + first % blocks * BM, last // blocks * T + last % blocks * BM,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from clearhead.kernels.gpu.repair_kernel import repair_block
+from clearhead.kernels.gpu.repair_kernel import part_of, repair_block
 from clearhead.kernels.hopper.top_kernel import search_block
 
 
@@ -18,11 +18,7 @@ def mend(
     BN: tl.constexpr, N: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """What `repair` and `search` do, of blocks of queries; a program has `each` of `count`."""
-    blocks = tl.cdiv(T, BM)
-    first = tl.program_id(0) * each
-    last = tl.minimum(first + each, count)
-    start = first // blocks * T + first % blocks * BM
-    stop = last // blocks * T + last % blocks * BM
+    blocks, first, last, start, stop = part_of(tl.program_id(0), T, each, count, BM)
     some = 0
     for at in range(start, stop, N):  # nearly always there is none
         places = at + tl.arange(0, N)

@@ -129,13 +129,19 @@ def at_once(primitive: Any, operands: Any, rooms: list[Room], *, back: bool, **p
     if key in _programs or spec.lent is not None or not direct.lie_here(operands):
         program = _programs.get(key)
         if program is None:
+            make_room()
             program = _programs[key] = jax.jit(partial(primitive.bind, **parameters))
         allow()
         return program(*operands)
-    if len(_programs) >= MOST:
-        _programs.clear()
+    make_room()
     _programs[key] = None
     return direct.run(spec, operands, rooms, back=back, with_lse=with_lse)
+
+
+def make_room() -> None:
+    """Let all programs go where there are many: those that are used will be made again."""
+    if len(_programs) >= MOST:
+        _programs.clear()
 
 
 @forward_p.def_impl  # type: ignore[untyped-decorator]  # JAX's own

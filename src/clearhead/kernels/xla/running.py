@@ -76,8 +76,8 @@ def gradients(
     *, lent: Lender | None = None,
 ) -> Gradients:  # fmt: skip
     """dq, dk and dv shaped as q, k and v, and those of sinks."""
-    spec, operands = posed(problem, lent, dout)
     more = [] if dlse is None else [dlse]
+    spec, operands = posed(problem, lent, dout, output, peak, total, *more)
     learn = [0, 1, 2] if spec.place_of_sinks is None else [0, 1, 2, spec.place_of_sinks]
     shapes = {n: tuple(operands[n].shape) for n in learn}
     found = gradients_of(operands, [dout, output, peak, total, *more], spec, shapes)
