@@ -33,7 +33,7 @@ def repair(
 
 @triton.jit
 def part_of(program, T, each, count, BM: tl.constexpr):
-    """Blocks of a head; of a program, which has `each` of `count`: its first, the one behind its last, and their rows."""
+    """Blocks of a head; of a program, which has `each` of `count`: its first, the one behind its last, their rows."""
     blocks = tl.cdiv(T, BM)
     first = program * each
     last = tl.minimum(first + each, count)
