@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shutil
 import sys
@@ -93,6 +94,28 @@ def _cells() -> list[tuple[str, str]]:
             lines = [line for line in cell.splitlines() if not line.startswith((":", "%", "!"))]
             found.append((path.relative_to(DOCS).as_posix(), "\n".join(lines)))
     return found
+
+
+def test_what_pages_import_is_there() -> None:
+    # pages are executed when the site is built; a name that moved is found before that, and without it
+    asked = {
+        (page, node.module, name.name)
+        for page, cell in _cells()
+        for node in ast.walk(ast.parse(cell))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("clearhead")
+        for name in node.names
+    }
+    assert len(asked) >= 10
+    gone = [f"{page}: {name} of {module}" for page, module, name in sorted(asked) if not _has(module, name)]
+    assert gone == []
+    assert not _has("clearhead.core.lowered", "no_such_name")
+
+
+def _has(module: str, name: str) -> bool:
+    try:
+        return hasattr(importlib.import_module(module), name) or bool(importlib.import_module(f"{module}.{name}"))
+    except ModuleNotFoundError:
+        return False
 
 
 def test_explorers_have_names_of_their_own() -> None:
