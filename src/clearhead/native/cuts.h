@@ -1,5 +1,4 @@
-// Where queries, and keys, are cut into panels: at borders where a mask changes much, since a panel across one sees what both
-// sides see.
+// Where queries are cut into panels: at borders where a mask changes much, since a panel across one sees what both sides see.
 #pragma once
 #include "sight.h"
 
@@ -23,9 +22,6 @@ class Panels {
   int64_t last(int64_t n) const { return starts_[n + 1]; }
   int64_t length(int64_t n) const { return last(n) - first(n); }
 
-  // The first panel that starts at `at` or behind it; `count` where none does.
-  int64_t from(int64_t at) const { return std::lower_bound(starts_.begin(), starts_.end() - 1, at) - starts_.begin(); }
-
  private:
   std::vector<int64_t> starts_{0};
 };
@@ -37,76 +33,43 @@ class Borders {
   Borders(const Call& call, const Sights& sights, int64_t lanes) : call_(call), sights_(sights), lanes_(lanes) {}
 
   std::vector<int64_t> of_queries() const {
-    return taken(call_.queries, 0, [this](const std::vector<int64_t>& found) { return queries_differ(found); });
-  }
-
-  std::vector<int64_t> of_keys() const {
-    return taken(call_.keys, 1, [this](const std::vector<int64_t>& found) { return keys_differ(found); });
-  }
-
- private:
-  static constexpr int64_t kLooks = 32, kPlanes = 3;  // borders, or queries, that are looked at, and batch rows and heads
-
-  // How many see something on one side of a border, or on both, and how many of them on one side only.
-  struct Difference {
-    int64_t either = 0, apart = 0;
-    bool large() const { return 3 * apart > either; }
-  };
-
-  // `side` is 0 for queries and 1 for keys.
-  template <class Differ> std::vector<int64_t> taken(int64_t end, int side, Differ differ) const {
     std::vector<int64_t> all;
     if (!call_.keys || !call_.queries || !call_.batch || !call_.heads) return all;
     for (size_t n = 0; n < call_.mask.size(); ++n) {
-      std::vector<int64_t> found = apart(sights_.borders(n, side), end);
-      if (!found.empty() && differ(found).large()) all.insert(all.end(), found.begin(), found.end());
+      const std::vector<int64_t> found = apart(sights_.borders(n));
+      if (!found.empty() && differ(found)) all.insert(all.end(), found.begin(), found.end());
     }
-    return apart(std::move(all), end);
+    return apart(std::move(all));
   }
 
-  // Those that have at least a vector of queries or keys on both sides.
-  std::vector<int64_t> apart(std::vector<int64_t> some, int64_t end) const {
+ private:
+  static constexpr int64_t kLooks = 32, kPlanes = 3;  // borders that are looked at, and batch rows and heads
+
+  // Those that have at least a vector of queries on both sides.
+  std::vector<int64_t> apart(std::vector<int64_t> some) const {
     std::sort(some.begin(), some.end());
     some.erase(std::unique(some.begin(), some.end()), some.end());
     std::vector<int64_t> kept;
     for (size_t n = 0; n < some.size(); ++n) {
-      const int64_t before = n ? some[n - 1] : 0, behind = n + 1 < some.size() ? some[n + 1] : end;
+      const int64_t before = n ? some[n - 1] : 0, behind = n + 1 < some.size() ? some[n + 1] : call_.queries;
       if (some[n] - before >= lanes_ && behind - some[n] >= lanes_) kept.push_back(some[n]);
     }
     return kept;
   }
 
-  template <class Look> void look(int64_t count, Look look) const {
-    const int64_t step = (count + kLooks - 1) / kLooks, planes = std::min(call_.batch * call_.heads, kPlanes);
-    for (int64_t n = 0; n < planes; ++n) {
-      const int64_t plane = n * (call_.batch * call_.heads) / planes;
-      for (int64_t x = 0; x < count; x += step) look(plane / call_.heads, plane % call_.heads, x);
-    }
-  }
-
-  Difference queries_differ(const std::vector<int64_t>& found) const {
-    Difference all;
+  // Whether many of the keys that are seen on one side of a border, or on both, are seen on one side only.
+  bool differ(const std::vector<int64_t>& found) const {
+    const int64_t count = int64_t(found.size()), step = (count + kLooks - 1) / kLooks;
+    const int64_t all = call_.batch * call_.heads, planes = std::min(all, kPlanes);
+    int64_t either = 0, apart = 0;
     Stretches before, behind;
-    look(int64_t(found.size()), [&](int64_t b, int64_t h, int64_t n) {
-      sights_.see(b, h, found[n] - lanes_, found[n], before);
-      sights_.see(b, h, found[n], found[n] + lanes_, behind);
-      Stretches::compare(before, behind, all.either, all.apart);
-    });
-    return all;
-  }
-
-  Difference keys_differ(const std::vector<int64_t>& found) const {
-    Difference all;
-    Stretches seen;
-    look(call_.queries / lanes_, [&](int64_t b, int64_t h, int64_t n) {
-      sights_.see(b, h, n * lanes_, (n + 1) * lanes_, seen);
-      for (const int64_t j : found) {
-        seen.each(j - 1, j, [](int64_t, int64_t) {});  // on to this border
-        const bool before = seen.over(j - 1, j) != kNone, behind = seen.over(j, j + 1) != kNone;
-        all.either += before || behind, all.apart += before != behind;
+    for (int64_t n = 0; n < planes; ++n)
+      for (int64_t x = 0, plane = n * all / planes; x < count; x += step) {
+        sights_.see(plane / call_.heads, plane % call_.heads, found[x] - lanes_, found[x], before);
+        sights_.see(plane / call_.heads, plane % call_.heads, found[x], found[x] + lanes_, behind);
+        Stretches::compare(before, behind, either, apart);
       }
-    });
-    return all;
+    return 3 * apart > either;
   }
 
   const Call& call_;

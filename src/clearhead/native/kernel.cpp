@@ -15,6 +15,8 @@ constexpr int64_t kKeptBytes = 8 << 20;     // of packed keys and values that ar
 constexpr int64_t kSplitHeads = 64;         // heads from which on each is differentiated whole; fewer are split by keys
 constexpr int64_t kFewSplits = 8;           // heads and splits that there is always room for
 constexpr int64_t kSplitNumbers = 16 << 20; // numbers in the dq of all splits, beyond which there are only few
+constexpr int64_t kAskedNumbers = 6 << 20;  // numbers in queries that are packed for all splits, beyond which it takes little time
+constexpr int64_t kKeptShared = 64 << 20;   // bytes of both that are kept for the next call, at most
 
 // What the threads of one call share, a group being a head of keys and the query heads that read it, or a part of their queries.
 template <class T> struct Heads {
@@ -151,62 +153,97 @@ template <class T> void sink_gradients(const Call& call) {
     }
 }
 
+// What gradients are computed in: by each thread, and by all of them.
+template <class T> struct BackwardRooms {
+  std::vector<Backward<T>> own;
+  Buffer<T> dq, packed;
+
+  int64_t bytes() const {
+    return std::accumulate(own.begin(), own.end(), int64_t(0), [](int64_t sum, const auto& one) { return sum + one.bytes(); });
+  }
+  int64_t shared_bytes() const { return int64_t((dq.size() + packed.size()) * sizeof(T)); }
+};
+
+// Room for so many numbers, of which none has a value.
+template <class T> T* room_for_all(Buffer<T>& room, int64_t numbers) {
+  if (int64_t(room.size()) < numbers) room.clear(), room.resize(numbers);
+  return room.data();
+}
+
+// The sum of some numbers of each part, which may be the first of them.
+template <class T> void add_up(const std::vector<const T*>& parts, int64_t count, T* out) {
+  constexpr int64_t lanes = kLanes<T>;
+  static_assert(kPanel<T> * kRows % (2 * lanes) == 0);
+  if (parts.empty()) return void(std::fill_n(out, count, T(0)));
+  for (int64_t x = 0; x < count; x += 2 * lanes) {
+    Vec<T> one = load<T>(parts[0] + x), two = load<T>(parts[0] + x + lanes);
+    for (size_t n = 1; n < parts.size(); ++n) one += load<T>(parts[n] + x), two += load<T>(parts[n] + x + lanes);
+    store<T>(out + x, one), store<T>(out + x + lanes, two);
+  }
+}
+
 // Few heads are cut into splits of their keys, which depend on the call only, each with a dq of its own; those are added up in
-// order.
+// order. Queries of which there are not too many are then packed once, for all splits.
 template <class T> void backward_as(const Call& call, int threads) {
   const Sights sights(call, kLanes<T>, threads);
   const BackwardPanels<T> panels(call, sights);
-  const int64_t heads = call.batch * call.key_heads, group = call.group(), size = panels.room(call);
+  const int64_t heads = call.batch * call.key_heads, group = call.group(), size = panels.room(call), many = panels.blocks();
   const int64_t room_for = std::max(kFewSplits, kSplitNumbers / std::max<int64_t>(heads * group * size, 1) * heads);
   const int64_t most = std::max<int64_t>(std::min(kSplitHeads, room_for) / std::max<int64_t>(heads, 1), 1);
   const int64_t step = std::max(rounded((call.keys + most - 1) / most, kBackTile), kBackTile);
   const int64_t splits = std::max<int64_t>((call.keys + step - 1) / step, 1);
   const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(threads, heads * splits));
-  static thread_local std::vector<Backward<T>> kept_rooms;  // as in the forward pass
-  std::vector<Backward<T>> rooms = std::move(kept_rooms);
-  if (int64_t(rooms.size()) < workers) rooms.resize(workers);
-  Backward<T>* const room = rooms.data();
+  static thread_local BackwardRooms<T> kept_rooms;  // as in the forward pass
+  BackwardRooms<T> rooms = std::move(kept_rooms);
+  if (int64_t(rooms.own.size()) < workers) rooms.own.resize(workers);
+  Backward<T>* const room = rooms.own.data();
+  std::vector<Together<T>> asked;
   const auto worker = [&](int number) -> Backward<T>& {
     Backward<T>& back = room[number];
-    back.begin(call, sights, panels);
+    back.begin(call, sights, panels, asked.empty() ? nullptr : asked.data());
     return back;
   };
-  Buffer<T> dq;
   if (splits == 1) {
     parallel(call, heads, int(workers), [&](int number) {
       return [&, back = &worker(number)](int64_t n) { back->head(n / call.key_heads, n % call.key_heads); };
     });
   } else {
-    const std::vector<Range> blocks = cut(panels.queries.count(), kTogether);
-    const int64_t many = int64_t(blocks.size()), row = kPanel<T> * rounded(call.features, kRows);
-    dq.resize(heads * splits * group * size);
+    const int64_t row = kPanel<T> * rounded(call.features, kRows), each = Together<T>::numbers(call), blocks = heads * group * many;
+    if (blocks * each <= kAskedNumbers) {
+      T* const packed = room_for_all(rooms.packed, blocks * each);
+      for (int64_t n = 0; n < blocks; ++n) asked.emplace_back(call, packed + n * each);
+      parallel(call, blocks, int(workers), [&](int number) {
+        return [&, back = &worker(number)](int64_t n) {
+          back->ask(asked[n], n / many / call.heads, n / many % call.heads, n % many);
+        };
+      });
+    }
+    T* const dq = room_for_all(rooms.dq, heads * splits * group * size);
     std::vector<uint8_t> touched(heads * splits * group * many);  // which blocks of queries see any keys of a split
     parallel(call, heads * splits, int(workers), [&](int number) {
       return [&, back = &worker(number)](int64_t task) {
         const int64_t n = task / splits, first = task % splits * step;
-        T* const part = dq.data() + task * group * size;
+        T* const part = dq + task * group * size;
         back->keys(n / call.key_heads, n % call.key_heads, first, std::min(first + step, call.keys), part,
                    touched.data() + task * group * many);
       };
     });
-    parallel(call, heads * group * many, int(workers), [&](int number) {
+    parallel(call, blocks, int(workers), [&](int number) {
       return [&, back = &worker(number)](int64_t task) {
         const int64_t n = task / many / group, g = task / many % group;
-        const Range some = blocks[task % many];
-        T* const sum = dq.data() + (n * splits * group + g) * size + some.first * row;
+        const Range some{task % many * kTogether, std::min(task % many * kTogether + kTogether, panels.count())};
+        T* const sum = dq + (n * splits * group + g) * size + some.first * row;
         const int64_t count = (some.last - some.first) * row;
-        const auto sees = [&](int64_t s) { return touched[((n * splits + s) * group + g) * many + task % many]; };
-        if (!sees(0)) std::fill_n(sum, count, T(0));
-        for (int64_t s = 1; s < splits; ++s)
-          for (int64_t x = 0; sees(s) && x < count; ++x) sum[x] += sum[s * group * size + x];
+        std::vector<const T*> parts;
+        for (int64_t s = 0; s < splits; ++s)
+          if (touched[((n * splits + s) * group + g) * many + task % many]) parts.push_back(sum + s * group * size);
+        add_up(parts, count, sum);
         back->write_queries(sum, n / call.key_heads, n % call.key_heads * group + g, some.first, some.last);
       };
     });
   }
-  int64_t kept = 0;
-  for (auto& back : rooms) kept += back.bytes();
-  call.uses(int64_t(dq.size() * sizeof(T)) + kept);
-  if (kept <= kKeptBytes * workers) kept_rooms = std::move(rooms);
+  call.uses(rooms.bytes() + rooms.shared_bytes());
+  if (rooms.bytes() <= kKeptBytes * workers && rooms.shared_bytes() <= kKeptShared) kept_rooms = std::move(rooms);
   if (!call.sinks.empty()) sink_gradients<T>(call);
 }
 
@@ -220,7 +257,7 @@ void backward(const Call& call, int threads) {
 template <class T> std::vector<Size> sizes_as() {
   constexpr int64_t panel = kPanel<T>, lanes = kLanes<T>, block = kPanels * panel;
   std::vector<Size> found{{"keys", "rows", kRows},
-          {"keys", "panel", panel},
+          {"keys", "sum_rows", kSumRows},
           {"keys", "mask_step", kMaskStep},
           {"keys", "back_tile", kBackTile},
           {"keys", "tile", kTile},
@@ -238,6 +275,7 @@ template <class T> std::vector<Size> sizes_as() {
           {"queries", "chunk_blocks", kMostChunks * block},
           {"features", "turned", 4},
           {"features", "rows", kRows},
+          {"features", "sum_columns", kSumColumns<T>},
           {"heads", "split_heads", kSplitHeads},
           {"decoded keys", "together", kKeys},
           {"decoded keys", "alone", kAlone},

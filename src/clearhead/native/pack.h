@@ -157,19 +157,19 @@ inline void pack_rows(const View& view, int64_t b, int64_t h, int64_t first, int
   }
 }
 
-// Rows [first, first + count) as blocks of kRows columns: out[block][row][column in block], columns past the end zero.
-// This is how values go in. `stride` is the room for one block, rows × kRows.
-template <class T>
+// Rows [first, first + count) as blocks of columns: out[block][row][column in block], columns past the end zero. This is how
+// values go in. `stride` is the room for one block, rows × wide.
+template <class T, int64_t wide = kRows>
 inline void pack_columns(const View& view, int64_t b, int64_t h, int64_t first, int64_t count, int64_t columns,
                          int64_t stride, T* scratch, T* out, uint8_t* odd = nullptr) {
-  const int64_t whole = columns / kRows;
+  const int64_t whole = columns / wide;
   for (int64_t r = 0; r < count; ++r) {
     const T* row;
     point_to_rows<T>(view, b, h, first + r, 1, columns, scratch, &row);
-    T* at = out + r * kRows;
-    for (int64_t i = 0; i < whole; ++i) std::memcpy(at + i * stride, row + i * kRows, kRows * sizeof(T));
-    for (int64_t c = whole * kRows; c < columns; ++c) at[whole * stride + c % kRows] = row[c];
-    for (int64_t c = columns; c % kRows; ++c) at[whole * stride + c % kRows] = T(0);
+    T* at = out + r * wide;
+    for (int64_t i = 0; i < whole; ++i) std::memcpy(at + i * stride, row + i * wide, wide * sizeof(T));
+    for (int64_t c = whole * wide; c < columns; ++c) at[whole * stride + c % wide] = row[c];
+    for (int64_t c = columns; c % wide; ++c) at[whole * stride + c % wide] = T(0);
     if (odd) odd[r] |= is_odd<T>(row, columns);
   }
 }

@@ -123,7 +123,8 @@ struct Call {
 
   void uses(int64_t now) const { bytes = now > bytes ? now : bytes; }
   int64_t group() const { return key_heads ? heads / key_heads : 0; }
-  int64_t row_of(int64_t b, int64_t h) const { return (b * heads + h) * queries; }
+  int64_t head_of(int64_t b, int64_t h) const { return b * heads + h; }
+  int64_t row_of(int64_t b, int64_t h) const { return head_of(b, h) * queries; }
 };
 
 }  // namespace clearhead

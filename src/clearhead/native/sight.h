@@ -138,21 +138,19 @@ class Sights {
     }
   }
 
-  // Where a leaf may change from one query to the next (side 0), or from one key to the next (side 1), as far as it is cheap
-  // to know, in the first batch row and head.
-  std::vector<int64_t> borders(size_t n, int side) const {
+  // Where a leaf may change from one query to the next, as far as it is cheap to know, in the first batch row and head.
+  std::vector<int64_t> borders(size_t n) const {
     const MaskNode& node = call_.mask[n];
-    const int64_t end = side ? call_.keys : call_.queries;
     std::vector<int64_t> found;
     const auto between = [&](const auto* row) {
-      for (int64_t x = 1; x < end; ++x)
-        if (row[x] != row[x - 1]) found.push_back(x);
+      for (int64_t i = 1; i < call_.queries; ++i)
+        if (row[i] != row[i - 1]) found.push_back(i);
     };
     if (node.kind == kBlocks)
-      for (int64_t x = node.constant; x < end; x += node.constant) found.push_back(x);
-    if (node.kind == kDocuments) between(node.fields[side].row(0));
-    if (node.kind == kFlags) between(node.fields[side].flag_row(0));
-    if (node.kind == kArray) found = changes(found_[n], side);
+      for (int64_t i = node.constant; i < call_.queries; i += node.constant) found.push_back(i);
+    if (node.kind == kDocuments) between(node.fields[0].row(0));
+    if (node.kind == kFlags) between(node.fields[0].flag_row(0));
+    if (node.kind == kArray) found = changes(found_[n]);
     return found;
   }
 
@@ -178,23 +176,16 @@ class Sights {
   }
 
  private:
-  // The same of an array: between strips of queries, or steps of keys, that see much that the one before does not.
-  std::vector<int64_t> changes(const Found& found, int side) const {
-    const int64_t steps = found.steps, count = side ? steps : found.strips, last = found.states.empty() ? 0 : found.strips;
-    std::vector<int32_t> either(count), apart(count);  // of the first batch row and head
-    for (int64_t strip = 1; strip < last; ++strip) {
-      const uint8_t *here = found.states.data() + strip * steps, *other = side ? here - 1 : here - steps;
-      if (side) {
-        for (int64_t s = 1; s < steps; ++s) either[s] += (here[s] | other[s]) != 0, apart[s] += (here[s] != 0) != (other[s] != 0);
-      } else {
-        int32_t seen = 0, differs = 0;
-        for (int64_t s = 0; s < steps; ++s) seen += (here[s] | other[s]) != 0, differs += (here[s] != 0) != (other[s] != 0);
-        either[strip] = seen, apart[strip] = differs;
-      }
-    }
+  // The same of an array: between strips of queries that see much that the one before does not.
+  std::vector<int64_t> changes(const Found& found) const {
     std::vector<int64_t> all;
-    for (int64_t x = 1; x < count; ++x)
-      if (3 * int64_t(apart[x]) > either[x]) all.push_back(x * (side ? kMaskStep : strip_));
+    const int64_t steps = found.steps, last = found.states.empty() ? 0 : found.strips;
+    for (int64_t strip = 1; strip < last; ++strip) {  // of the first batch row and head
+      const uint8_t *here = found.states.data() + strip * steps, *other = here - steps;
+      int32_t seen = 0, differs = 0;
+      for (int64_t s = 0; s < steps; ++s) seen += (here[s] | other[s]) != 0, differs += (here[s] != 0) != (other[s] != 0);
+      if (3 * int64_t(differs) > seen) all.push_back(strip * strip_);
+    }
     return all;
   }
 

@@ -74,6 +74,21 @@ template <class T> struct Rows {
 
   // s[key][query] becomes the weight, once `largest` and `total` are final, the sink counted in.
   void weigh(T* s, int64_t count, T factor) const {
+    weigh_each(s, count, factor, [](T* at, Vec<T> weight, int) CLEARHEAD_LAMBDA { store<T>(at, weight); });
+  }
+
+  // The same, and d[key][query] becomes the weight · (d − spread), which is the derivative of a score.
+  void weigh(T* s, int64_t count, T factor, T* d, const T* spread) const {
+    weigh_each(s, count, factor, [&](T* at, Vec<T> weight, int lane) CLEARHEAD_LAMBDA {
+      T* const here = d + (at - s);
+      store<T>(at, weight);
+      store<T>(here, weight * (load<T>(here) - load<T>(spread + lane)));
+    });
+  }
+
+ private:
+  // Calls `use` for each vector of weights, with where it belongs and the first of its lanes.
+  template <class Use> CLEARHEAD_INLINE void weigh_each(T* s, int64_t count, T factor, Use use) const {
     T shift[panel], share[panel];
     shifts(shift);
     for (int x = 0; x < panel; ++x) share[x] = total[x] == 0 ? T(0) : T(1) / total[x];
@@ -81,11 +96,10 @@ template <class T> struct Rows {
       using Of = decltype(group);
       Vec<T> x[Of::size], limited[Of::size];
       powers<Of>(at, factor, shift, x, limited);
-      for (int j = 0; j < Of::size; ++j) store<T>(at + j * lanes, x[j] * load<T>(share + Of::lane(j)));
+      for (int j = 0; j < Of::size; ++j) use(at + j * lanes, x[j] * load<T>(share + Of::lane(j)), Of::lane(j));
     });
   }
 
- private:
   // What is subtracted before the exponential: the largest score, or 0 where there is none yet.
   void shifts(T* shift) const {
     for (int x = 0; x < panel; ++x) shift[x] = largest[x] == none ? T(0) : largest[x];
