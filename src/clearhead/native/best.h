@@ -1,6 +1,7 @@
 // The largest numbers of many, lane by lane, in order: found without a branch, by comparing and exchanging.
 #pragma once
 #include <algorithm>
+#include <utility>
 
 #include "isa.h"
 
@@ -17,23 +18,27 @@ template <class T, int64_t most> class Best {
   Vec<T> at(int64_t n) const { return sorted_[n]; }
 
   // As many vectors as there are, kTogetherBest at most, `step` apart; no more is done where no lane has one above `least`.
-  void add(const T* numbers, int64_t step, int64_t count, Vec<T> least) {
+  CLEARHEAD_INLINE void add(const T* numbers, int64_t step, int64_t count, Vec<T> least) {
     Vec<T> next[kTogetherBest], top = {};
     for (int64_t n = 0; n < kTogetherBest; ++n) {
       next[n] = n < count ? load<T>(numbers + n * step) : Vec<T>{};
       top = max(top, next[n]);
     }
     if (!lanes_above<T>(top, max(sorted_[most - 1], least))) return;
-    sort(next);
+    sort(next, std::make_integer_sequence<int, 19>());
     // of two lists in order, one turned around, the larger of each pair are the largest of both; they rise once and fall once,
     // and halving after halving puts such a list in order
     for (int64_t n = 0; n < kTogetherBest; ++n) sorted_[most - 1 - n] = max(sorted_[most - 1 - n], next[n]);
-    for (int64_t apart = most / 2; apart > 0; apart /= 2)
-      for (int64_t n = 0; n < most; ++n)
-        if (!(n & apart)) exchange(sorted_, n, n + apart);
+    halve<most / 2>(std::make_integer_sequence<int64_t, most>());
   }
 
  private:
+  // Every exchange is known when this is compiled, so that all numbers stay in registers.
+  template <int64_t apart, int64_t... n> CLEARHEAD_INLINE void halve(std::integer_sequence<int64_t, n...> all) {
+    ((n & apart ? void() : exchange(sorted_, n, (n | apart))), ...);
+    if constexpr (apart > 1) halve<apart / 2>(all);
+  }
+
   static CLEARHEAD_INLINE void exchange(Vec<T>* x, int64_t upper, int64_t lower) {
     const Vec<T> larger = max(x[upper], x[lower]);
     x[lower] = min(x[upper], x[lower]);
@@ -41,11 +46,11 @@ template <class T, int64_t most> class Best {
   }
 
   // Eight in 19 exchanges: fours in order, then both together (Batcher's odd–even merge).
-  static CLEARHEAD_INLINE void sort(Vec<T>* x) {
-    static_assert(kTogetherBest == 8);
-    constexpr int pairs[][2] = {{0, 1}, {2, 3}, {4, 5}, {6, 7}, {0, 2}, {1, 3}, {4, 6}, {5, 7}, {1, 2}, {5, 6},
-                                {0, 4}, {1, 5}, {2, 6}, {3, 7}, {2, 4}, {3, 5}, {1, 2}, {3, 4}, {5, 6}};
-    for (const auto& pair : pairs) exchange(x, pair[0], pair[1]);
+  static constexpr int kPairs[19][2] = {{0, 1}, {2, 3}, {4, 5}, {6, 7}, {0, 2}, {1, 3}, {4, 6}, {5, 7}, {1, 2}, {5, 6},
+                                        {0, 4}, {1, 5}, {2, 6}, {3, 7}, {2, 4}, {3, 5}, {1, 2}, {3, 4}, {5, 6}};
+  static_assert(kTogetherBest == 8);
+  template <int... n> static CLEARHEAD_INLINE void sort(Vec<T>* x, std::integer_sequence<int, n...>) {
+    (exchange(x, kPairs[n][0], kPairs[n][1]), ...);
   }
 
   static_assert(most >= kTogetherBest && (most & (most - 1)) == 0);

@@ -105,6 +105,18 @@ template <class T> inline T sum(Vec<T> v) {
   return total;
 }
 
+// The largest of its numbers, none of them NaN.
+template <class T> inline T largest(Vec<T> v) {
+#if defined(CLEARHEAD_NEON)
+  if constexpr (sizeof(T) == 4) return vmaxvq_f32(v);
+#elif defined(CLEARHEAD_AVX512)
+  if constexpr (sizeof(T) == 4) return _mm512_reduce_max_ps(v);
+#endif
+  T top = v[0];
+  for (int i = 1; i < kLanes<T>; ++i) top = v[i] > top ? v[i] : top;
+  return top;
+}
+
 // Bit x for lane x: where the first is the larger one.
 template <class T> inline uint32_t lanes_above(Vec<T> a, Vec<T> b) {
 #if defined(CLEARHEAD_AVX512)

@@ -211,13 +211,17 @@ template <class T> class Observer {
   }
 
   void pool(const Vec<T>* total, const Vec<T>* top, int queries, const int64_t* places, int64_t column) {
-    T sums[panel], tops[panel];
-    for (int x = 0; x < kVecs; ++x) store<T>(sums + x * lanes, total[x]), store<T>(tops + x * lanes, top[x]);
-    for (int x = 0; x < queries; ++x) {
-      const int64_t at = places[x] + column;
-      sums_[at] += sums[x];
-      tops_[at] = larger(tops_[at], sums[x] == sums[x] ? tops[x] : sums[x]);  // a vector's maximum may lose NaN
-    }
+    const auto put = [&](int64_t at, T sum, T most) {
+      sums_[at] += sum;
+      tops_[at] = larger(tops_[at], sum == sum ? most : sum);  // a vector's maximum may lose NaN
+    };
+    for (int part = 0, x = 0; x < queries; ++part, x += lanes)
+      if (x + lanes <= queries && places[x] == places[x + lanes - 1]) {
+        put(places[x] + column, sum<T>(total[part]), largest<T>(top[part]));
+      } else {
+        for (int lane = 0; lane < std::min(lanes, queries - x); ++lane)
+          put(places[x + lane] + column, total[part][lane], top[part][lane]);
+      }
   }
 
   // Of the keys of a tile those that are among the best. As many steps as there are best ones, each with a weight of at least
@@ -237,13 +241,25 @@ template <class T> class Observer {
         for (; news; news &= news - 1) {
           const int x = part * lanes + __builtin_ctz(news);
           const T* const column = weights + (first - j0) * panel + x;
-          uint32_t found = 0;  // which of the keys; nobody could foresee a branch for each
-          for (int64_t k = 0; k < ends_[n] - first; ++k)
-            found |= uint32_t((column[k * panel] > least[x]) & (column[k * panel] >= bar[x])) << k;
+          const T low = std::max(bar[x], least[x]);
+          uint32_t found = ends_[n] - first == kStep ? no_less<kStep>(column, low) : no_less(column, low, ends_[n] - first);
           for (; found; found &= found - 1)
             if (const int64_t k = __builtin_ctz(found); column[k * panel] > least[x]) least[x] = insert(i0 + x, column[k * panel], first + k);
         }
       }
+  }
+
+  // Which of a query's weights are no less than `low`, a bit for each; nobody could foresee a branch for each.
+  static uint32_t no_less(const T* column, T low, int64_t count) {
+    uint32_t found = 0;
+    for (int64_t k = 0; k < count; ++k) found |= uint32_t(column[k * panel] >= low) << k;
+    return found;
+  }
+  template <int64_t count> static CLEARHEAD_INLINE uint32_t no_less(const T* column, T low) {
+    return bits_of(column, low, std::make_integer_sequence<int, int(count)>());
+  }
+  template <int... k> static CLEARHEAD_INLINE uint32_t bits_of(const T* column, T low, std::integer_sequence<int, k...>) {
+    return ((uint32_t(column[k * panel] >= low) << k) | ...);
   }
 
   template <int64_t most> void find_bar(int64_t steps, const T* least, T* bar) const {
