@@ -136,6 +136,22 @@ template <class T> inline uint32_t lanes_above(Vec<T> a, Vec<T> b) {
 #endif
 }
 
+// Bit x for number x of a panel: where the first is no less than the second.
+template <class T> inline uint64_t lanes_from(const T* numbers, const T* low) {
+  uint64_t bits = 0;
+#if defined(CLEARHEAD_NEON)
+  if constexpr (sizeof(T) == 4) {
+    static_assert(kVecs == 3);
+    const auto part = [&](int x, uint32x4_t bit) { return vandq_u32(vcgeq_f32(load<T>(numbers + x), load<T>(low + x)), bit); };
+    return vaddvq_u32(vorrq_u32(vorrq_u32(part(0, uint32x4_t{1, 2, 4, 8}), part(4, uint32x4_t{16, 32, 64, 128})),
+                                part(8, uint32x4_t{256, 512, 1024, 2048})));
+  }
+#endif
+  constexpr uint64_t all = (uint64_t(1) << kLanes<T>) - 1;
+  for (int x = 0; x < kPanel<T>; x += kLanes<T>) bits |= (~lanes_above<T>(load<T>(low + x), load<T>(numbers + x)) & all) << x;
+  return bits;
+}
+
 // The sums of four vectors.
 template <class T> inline void sums_of_four(const Vec<T>* v, T* out) {
 #if defined(CLEARHEAD_NEON)

@@ -233,20 +233,30 @@ template <class T> class Observer {
     for (int64_t i = i0; i < i1; ++i) least[i - i0] = best(i)[want_.top - 1];
     if (want_.top <= steps && want_.top <= kSome) find_bar<kSome>(steps, least, bar);
     else if (want_.top <= steps && want_.top <= kMany) find_bar<kMany>(steps, least, bar);
+    T low[panel];  // what is among the best is no less
+    for (int x = 0; x < panel; ++x) low[x] = std::max(bar[x], next_above(least[x]));
+    T* const all = best(i0);
+    int64_t* const keys = want_.top_indices + (call_.row_of(b_, h_) + i0) * want_.top;
     int64_t first = j0;
     for (int64_t n = 0; n < steps; first = ends_[n++])
-      for (int part = 0; part < kVecs; ++part) {
-        const Vec<T> most = load<T>(steps_.data() + n * panel + part * lanes);
-        uint32_t news = lanes_above<T>(most, load<T>(least + part * lanes)) & ~lanes_above<T>(load<T>(bar + part * lanes), most);
-        for (; news; news &= news - 1) {
-          const int x = part * lanes + __builtin_ctz(news);
-          const T* const column = weights + (first - j0) * panel + x;
-          const T low = std::max(bar[x], least[x]);
-          uint32_t found = ends_[n] - first == kStep ? no_less<kStep>(column, low) : no_less(column, low, ends_[n] - first);
-          for (; found; found &= found - 1)
-            if (const int64_t k = __builtin_ctz(found); column[k * panel] > least[x]) least[x] = insert(i0 + x, column[k * panel], first + k);
-        }
+      for (uint64_t news = lanes_from<T>(steps_.data() + n * panel, low); news; news &= news - 1) {
+        const int x = __builtin_ctzll(news);
+        const T* const column = weights + (first - j0) * panel + x;
+        uint32_t found = ends_[n] - first == kStep ? no_less<kStep>(column, low[x]) : no_less(column, low[x], ends_[n] - first);
+        for (; found; found &= found - 1)
+          if (const int64_t k = __builtin_ctz(found); column[k * panel] > least[x])
+            least[x] = insert(all + x * want_.top, keys + x * want_.top, want_.top, column[k * panel], first + k);
       }
+  }
+
+  // The number after one that is no less than 0, where there is one.
+  static T next_above(T x) {
+    typename Bits<T>::type bits;
+    if (!(x < std::numeric_limits<T>::infinity())) return x;
+    std::memcpy(&bits, &x, sizeof(T));
+    ++bits;
+    std::memcpy(&x, &bits, sizeof(T));
+    return x;
   }
 
   // Which of a query's weights are no less than `low`, a bit for each; nobody could foresee a branch for each.
@@ -273,18 +283,16 @@ template <class T> class Observer {
 
   T* best(int64_t i) const { return static_cast<T*>(want_.top_weights) + (call_.row_of(b_, h_) + i) * want_.top; }
 
-  // Put a weight into its place among the best of query i; the least of them comes back.
-  T insert(int64_t i, T weight, int64_t key) const {
-    T* weights = best(i);
-    int64_t* indices = want_.top_indices + (call_.row_of(b_, h_) + i) * want_.top;
-    int64_t place = want_.top - 1;
+  // Put a weight into its place among a query's best; the least of them comes back.
+  static T insert(T* weights, int64_t* indices, int64_t top, T weight, int64_t key) {
+    int64_t place = top - 1;
     for (; place > 0 && weights[place - 1] < weight; --place) {
       weights[place] = weights[place - 1];
       indices[place] = indices[place - 1];
     }
     weights[place] = weight;
     indices[place] = key;
-    return weights[want_.top - 1];
+    return weights[top - 1];
   }
 
   void copy(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
