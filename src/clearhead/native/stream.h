@@ -19,6 +19,13 @@ constexpr int64_t kShared = 64;               // rows that stay in the first cac
 constexpr int64_t kLine = 64;                 // bytes that memory gives at a time
 constexpr int kTwice = 2 * kQueries;          // queries that ask for the next stretch: not all that is asked for comes
 
+// Whether one query goes with kAlone rows at a time: each of them has one sum, and what converts has more time.
+#if defined(CLEARHEAD_NEON)
+template <int type> constexpr bool kByEight = type == kBFloat16;
+#else
+template <int type> constexpr bool kByEight = false;
+#endif
+
 // Queries up to which numbers of another type are converted whenever they are read; for more they are copied once.
 inline int64_t read_again(int type) {
 #if defined(CLEARHEAD_NEON)
@@ -282,7 +289,7 @@ template <class T> struct Streaming {
     else if (vecs % kStretch == 0) take<type, kStretch, false>();
   }
   template <int type, int vecs, bool whole> void take() {
-    dots_alone = Rowwise<T, type>::template alone<vecs, whole>;
+    if (!kByEight<type>) dots_alone = Rowwise<T, type>::template alone<vecs, whole>;
     add_alone = Rowwise<T, type>::template add_alone<vecs, whole>;
   }
 };
