@@ -161,11 +161,12 @@ template <class T> struct BackwardRooms {
   int64_t bytes() const {
     return std::accumulate(own.begin(), own.end(), int64_t(0), [](int64_t sum, const auto& one) { return sum + one.bytes(); });
   }
-  int64_t shared_bytes() const { return int64_t((dq.size() + packed.size()) * sizeof(T)); }
+  int64_t shared_bytes() const { return int64_t((dq.size() + packed.size()) * sizeof(T)); }  // some may be an earlier call's
 };
 
-// Room for so many numbers, of which none has a value.
-template <class T> T* room_for_all(Buffer<T>& room, int64_t numbers) {
+// Room for so many numbers, of which none has a value; they are counted.
+template <class T> T* room_for_all(Buffer<T>& room, int64_t numbers, int64_t& counted) {
+  counted += numbers;
   if (int64_t(room.size()) < numbers) room.clear(), room.resize(numbers);
   return room.data();
 }
@@ -198,6 +199,7 @@ template <class T> void backward_as(const Call& call, int threads) {
   if (int64_t(rooms.own.size()) < workers) rooms.own.resize(workers);
   Backward<T>* const room = rooms.own.data();
   std::vector<Together<T>> asked;
+  int64_t shared = 0;  // numbers that all threads have
   const auto worker = [&](int number) -> Backward<T>& {
     Backward<T>& back = room[number];
     back.begin(call, sights, panels, asked.empty() ? nullptr : asked.data());
@@ -210,7 +212,7 @@ template <class T> void backward_as(const Call& call, int threads) {
   } else {
     const int64_t row = kPanel<T> * rounded(call.features, kRows), each = Together<T>::numbers(call), blocks = heads * group * many;
     if (blocks * each <= kAskedNumbers) {
-      T* const packed = room_for_all(rooms.packed, blocks * each);
+      T* const packed = room_for_all(rooms.packed, blocks * each, shared);
       for (int64_t n = 0; n < blocks; ++n) asked.emplace_back(call, packed + n * each);
       parallel(call, blocks, int(workers), [&](int number) {
         return [&, back = &worker(number)](int64_t n) {
@@ -218,7 +220,7 @@ template <class T> void backward_as(const Call& call, int threads) {
         };
       });
     }
-    T* const dq = room_for_all(rooms.dq, heads * splits * group * size);
+    T* const dq = room_for_all(rooms.dq, heads * splits * group * size, shared);
     std::vector<uint8_t> touched(heads * splits * group * many);  // which blocks of queries see any keys of a split
     parallel(call, heads * splits, int(workers), [&](int number) {
       return [&, back = &worker(number)](int64_t task) {
@@ -242,7 +244,7 @@ template <class T> void backward_as(const Call& call, int threads) {
       };
     });
   }
-  call.uses(rooms.bytes() + rooms.shared_bytes());
+  call.uses(rooms.bytes() + shared * int64_t(sizeof(T)));
   if (rooms.bytes() <= kKeptBytes * workers && rooms.shared_bytes() <= kKeptShared) kept_rooms = std::move(rooms);
   if (!call.sinks.empty()) sink_gradients<T>(call);
 }
