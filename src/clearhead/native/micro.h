@@ -23,50 +23,52 @@ inline void micro(const T* __restrict a, const T* __restrict b, int64_t depth, T
 }
 
 #if defined(CLEARHEAD_NEON)
-// The same for 8 × 12 floats, with the registers named: compilers copy accumulators around this loop, which costs a
-// third of its speed. v8–v31 hold the sums, three registers a row; v0–v2 twelve of B, v4 and v5 eight of A.
-static_assert(kRows == 8 && kPanel<float> == 12);
-#define CLEARHEAD_ROW(op, x, y, z, factor)      \
-  op " v" #x ".4s, v0.4s, " factor "\n"         \
-  op " v" #y ".4s, v1.4s, " factor "\n"         \
-  op " v" #z ".4s, v2.4s, " factor "\n"
-#define CLEARHEAD_STEP(op)                                                                                  \
-  "ldp q4, q5, [%[a]], #32\n"                                                                               \
+// The same for 8 × 12 floats, or 8 × 6 doubles, with the registers named: compilers copy accumulators around this loop, which
+// costs a third of its speed. v8–v31 hold the sums, three registers a row; v0–v2 a row of B, v4 to v7 eight of A.
+static_assert(kRows == 8 && kPanel<float> == 12 && kPanel<double> == 6);
+#define CLEARHEAD_ROW(op, of, x, y, z, factor)                                                              \
+  op " v" #x of ", v0" of ", " factor "\n"                                                                  \
+  op " v" #y of ", v1" of ", " factor "\n"                                                                  \
+  op " v" #z of ", v2" of ", " factor "\n"
+#define CLEARHEAD_ROWS(op, of, a, b, c, d, e, f, g, h)                                                      \
   "ldp q0, q1, [%[b]], #32\n"                                                                               \
   "ldr q2, [%[b]], #16\n"                                                                                   \
   "prfm pldl1keep, [%[a], #384]\n"                                                                          \
-  CLEARHEAD_ROW(op, 8, 9, 10, "v4.s[0]") CLEARHEAD_ROW(op, 11, 12, 13, "v4.s[1]")                                   \
-  CLEARHEAD_ROW(op, 14, 15, 16, "v4.s[2]") CLEARHEAD_ROW(op, 17, 18, 19, "v4.s[3]")                                 \
-  CLEARHEAD_ROW(op, 20, 21, 22, "v5.s[0]") CLEARHEAD_ROW(op, 23, 24, 25, "v5.s[1]")                                 \
-  CLEARHEAD_ROW(op, 26, 27, 28, "v5.s[2]") CLEARHEAD_ROW(op, 29, 30, 31, "v5.s[3]")
+  CLEARHEAD_ROW(op, of, 8, 9, 10, a) CLEARHEAD_ROW(op, of, 11, 12, 13, b)                                   \
+  CLEARHEAD_ROW(op, of, 14, 15, 16, c) CLEARHEAD_ROW(op, of, 17, 18, 19, d)                                 \
+  CLEARHEAD_ROW(op, of, 20, 21, 22, e) CLEARHEAD_ROW(op, of, 23, 24, 25, f)                                 \
+  CLEARHEAD_ROW(op, of, 26, 27, 28, g) CLEARHEAD_ROW(op, of, 29, 30, 31, h)
+#define CLEARHEAD_FLOATS(op)                                                                                \
+  "ldp q4, q5, [%[a]], #32\n"                                                                               \
+  CLEARHEAD_ROWS(op, ".4s", "v4.s[0]", "v4.s[1]", "v4.s[2]", "v4.s[3]", "v5.s[0]", "v5.s[1]", "v5.s[2]", "v5.s[3]")
+#define CLEARHEAD_DOUBLES(op)                                                                               \
+  "ldp q4, q5, [%[a]], #32\nldp q6, q7, [%[a]], #32\n"                                                      \
+  CLEARHEAD_ROWS(op, ".2d", "v4.d[0]", "v4.d[1]", "v5.d[0]", "v5.d[1]", "v6.d[0]", "v6.d[1]", "v7.d[0]", "v7.d[1]")
 #define CLEARHEAD_EACH_PAIR(f)                                                                              \
   f(8, 9, 0) f(10, 11, 32) f(12, 13, 64) f(14, 15, 96) f(16, 17, 128) f(18, 19, 160) f(20, 21, 192)         \
   f(22, 23, 224) f(24, 25, 256) f(26, 27, 288) f(28, 29, 320) f(30, 31, 352)
 #define CLEARHEAD_LOAD(x, y, at) "ldp q" #x ", q" #y ", [%[c], #" #at "]\n"
 #define CLEARHEAD_STORE(x, y, at) "stp q" #x ", q" #y ", [%[c], #" #at "]\n"
-#define CLEARHEAD_MICRO(start)                                                                              \
-  asm volatile(start "cbz %[d], 2f\n1:\n" CLEARHEAD_STEP("fmla")                                            \
+#define CLEARHEAD_MICRO(start, step)                                                                        \
+  asm volatile(start "cbz %[d], 2f\n1:\n" step                                                              \
                "subs %[d], %[d], #1\nb.ne 1b\n2:\n" CLEARHEAD_EACH_PAIR(CLEARHEAD_STORE)                    \
                : [a] "+r"(a), [b] "+r"(b), [d] "+r"(depth)                                                  \
                : [c] "r"(c)                                                                                 \
-               : "cc", "memory", "v0", "v1", "v2", "v4", "v5", "v8", "v9", "v10", "v11", "v12", "v13",      \
+               : "cc", "memory", "v0", "v1", "v2", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",      \
                  "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", \
                  "v27", "v28", "v29", "v30", "v31")
 
 // The first step of a fresh sum is a product: zeros would take as long as a step does.
-template <> inline void micro<float, false>(const float* __restrict a, const float* __restrict b, int64_t depth,
-                                            float* __restrict c) {
-  if (depth == 0) {
-    std::memset(c, 0, kRows * kPanel<float> * sizeof(float));
-    return;
+#define CLEARHEAD_MICROS(T, step)                                                                           \
+  template <> inline void micro<T, false>(const T* __restrict a, const T* __restrict b, int64_t depth, T* __restrict c) { \
+    if (depth-- == 0) return void(std::memset(c, 0, kRows * kPanel<T> * sizeof(T)));                        \
+    CLEARHEAD_MICRO(step("fmul"), step("fmla"));                                                            \
+  }                                                                                                         \
+  template <> inline void micro<T, true>(const T* __restrict a, const T* __restrict b, int64_t depth, T* __restrict c) { \
+    CLEARHEAD_MICRO(CLEARHEAD_EACH_PAIR(CLEARHEAD_LOAD), step("fmla"));                                     \
   }
-  --depth;
-  CLEARHEAD_MICRO(CLEARHEAD_STEP("fmul"));
-}
-template <> inline void micro<float, true>(const float* __restrict a, const float* __restrict b, int64_t depth,
-                                           float* __restrict c) {
-  CLEARHEAD_MICRO(CLEARHEAD_EACH_PAIR(CLEARHEAD_LOAD));
-}
+CLEARHEAD_MICROS(float, CLEARHEAD_FLOATS)
+CLEARHEAD_MICROS(double, CLEARHEAD_DOUBLES)
 #endif
 
 // Many blocks of rows against one panel: A is packed block after block, C likewise.
