@@ -30,13 +30,16 @@ from clearhead.core.partial import keys_share
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
 from clearhead.core.temperature import tempered
-from clearhead.kernels.choose import at_once, choose, choose_gradients
+from clearhead.kernels.choose import at_once, choose, choose_gradients, settled
 from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense
 from clearhead.kernels.prepared import (
     OBSERVED,
+    attended_again,
+    attended_kind,
     observed_jax_kind,
     observed_kind,
+    remember_attended,
     remember_program,
     remember_what_ran,
 )
@@ -119,6 +122,8 @@ def attention(
         if plain and kernel is None and lies_plainly(q, k, v):
             quick = q.is_cuda  # type: ignore[attr-defined]  # q is a tensor
             output = at_once("cuda" if quick else "torch", q, k, v, mask, scale)
+            if output is None and quick:
+                output = attended_again(q, k, v, mask, scale)
             if output is not None:
                 return output
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
@@ -128,6 +133,8 @@ def attention(
         if output is not None:
             return output
     output = problem.restore(_run(chosen, problem, kernel).output)
+    if quick and "recorded" in problem.found and settled(problem):
+        _remember(attended_kind(q, k, v, mask, scale), chosen, problem)
     if plain and kernel is None and "program" in problem.found:
         remember_program(problem, sys.modules["jax"].jit(problem.found["program"]))
     return output
@@ -276,6 +283,22 @@ def _run(kernel: Kernel, problem: Problem, name: str | None) -> Observed:
         return autograd.as_observed(kernel.run(problem).observed)
     problem = problem.to_be_differentiated()
     return autograd.run(kernel, choose_gradients(problem, kernel, name), problem)
+
+
+def _remember(kind: Any, kernel: Kernel, problem: Problem) -> None:
+    """Keep what a call on a GPU has recorded for the next one of its kind."""
+    from clearhead.kernels.gpu import run  # needs Triton, which has run
+
+    again: Any = None
+    if not autograd.wanted(problem):
+        again = run.Attended(*problem.found["recorded"])
+    else:
+        from clearhead.torch_bridge.trained import Trained  # needs PyTorch, which is here now
+
+        problem = problem.to_be_differentiated()
+        again = Trained.of(problem, choose_gradients(problem, kernel), run.Learnt(*problem.found["recorded"]))
+    if kind is not None and again is not None:
+        remember_attended(kind, again)
 
 
 def _checked(name: str, problem: Problem, gradient: Array, expected: tuple[int, ...], dtype: str, of: str) -> Array:

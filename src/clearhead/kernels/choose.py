@@ -131,6 +131,11 @@ def quickest(problem: Problem) -> Kernel:
     return choice.kernel
 
 
+def settled(problem: Problem) -> bool:
+    """True where the same kernel will be chosen for all problems of this kind: nothing is left to be measured."""
+    return vendor.rejects(problem) is not None or (vendor.way(problem).kind, passes_of(problem)) in _quickest
+
+
 def takes(kernel: Kernel, problem: Problem, passes: Passes) -> bool:
     """True for a kernel that takes a problem, with gradients where they will be asked for."""
     return kernel.rejects(problem) is None and (passes == "forward" or rejects_gradients(kernel, problem) is None)

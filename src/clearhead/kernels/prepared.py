@@ -139,6 +139,13 @@ def as_copy(array: Array, owner: Mask) -> Numbers | None:
     return found if found is None else Numbers(found.array.copy())
 
 
+def to_keep(key: Any) -> Any:
+    """A key with copies of the arrays in it: who writes to those does not write to the key."""
+    if type(key) is tuple:
+        return tuple(map(to_keep, key))
+    return Numbers(key.array.copy()) if type(key) is Numbers else key
+
+
 NO_MASK = ()
 
 
@@ -208,30 +215,67 @@ OBSERVED: dict[Any, Any] = {}
 ASKED = frozenset((bool, int, tuple, type(None)))  # of what is asked for, what is compared as it is
 
 
+def kind_on_gpu(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Any:
+    """What a call on a GPU depends on, but for its numbers; None where that is more than a key can say."""
+    cuda = sys.modules["torch"].cuda
+    device = cuda.current_device()
+    if not device == q.get_device() == k.get_device() == v.get_device() or cuda.is_current_stream_capturing():
+        return None
+    part = part_of(mask, scale, as_numbers)
+    if part is None:
+        return None
+    return tensor_kind(q, k, v, part, scale), q.data_ptr() % 16, k.data_ptr() % 16, v.data_ptr() % 16, device
+
+
+# attention on a GPU by kind, each a function of q, k and v that launches what was launched before
+ATTENDED: dict[Any, Any] = {}
+
+
+def attended_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Any:
+    """The kind of a call on a GPU, and who wants gradients of it."""
+    learns: tuple[bool, ...] = ()
+    torch = sys.modules["torch"]
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+        # where the order of additions is to be fixed, another kernel gives them
+        learns = q.requires_grad, k.requires_grad, v.requires_grad, torch.are_deterministic_algorithms_enabled()
+    kind = kind_on_gpu(q, k, v, mask, scale)
+    return None if kind is None else (kind, learns)
+
+
+def attended_again(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
+    """The output of a call on a GPU of a kind that was remembered; None for others."""
+    kind = attended_kind(q, k, v, mask, scale)
+    again = None if kind is None else ATTENDED.get(kind)
+    return None if again is None else again(q, k, v)
+
+
+def remember_attended(kind: Any, again: Any) -> None:
+    """Keep how a call on a GPU ran for the next one of its kind; the oldest makes way."""
+    while len(ATTENDED) >= FEW:
+        ATTENDED.pop(next(iter(ATTENDED)), None)
+    ATTENDED[to_keep(kind)] = again
+
+
 def observed_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
     """What an observed call on a GPU depends on, but for its numbers; None where that is more than a key can say.
 
     `asked` is how many of the largest, what each key received and its like, of all queries or of the last ones, and the
     sides of a map.
     """
-    torch = sys.modules["torch"]
     if not q.is_cuda or not lies_plainly(q, k, v):
         return None
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and sys.modules["torch"].is_grad_enabled():
         return None
-    device = torch.cuda.current_device()
-    if not device == q.get_device() == k.get_device() == v.get_device() or torch.cuda.is_current_stream_capturing():
+    kinds = tuple(map(type, asked))  # True is 1, and means something else
+    if not ASKED.issuperset(kinds):
         return None
-    part, kinds = part_of(mask, scale), tuple(map(type, asked))  # True is 1, and means something else
-    if part is None or not ASKED.issuperset(kinds):
-        return None
-    places = q.data_ptr() % 16, k.data_ptr() % 16, v.data_ptr() % 16
-    return tensor_kind(q, k, v, part, scale), places, device, asked, kinds
+    kind = kind_on_gpu(q, k, v, mask, scale)
+    return None if kind is None else (kind, asked, kinds)
 
 
 def observed_jax_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
-    """The same for JAX arrays, to be kept as it is."""
-    part, kinds = part_of(mask, scale, as_copy), tuple(map(type, asked))
+    """The same for JAX arrays."""
+    part, kinds = part_of(mask, scale, as_numbers), tuple(map(type, asked))
     if part is None or not ASKED.issuperset(kinds) or not q.ndim == k.ndim == v.ndim > 2:
         return None
     return jax_kind(q, k, v, part, scale), asked, kinds
@@ -247,7 +291,7 @@ def remember_observed(kind: Any, again: Any) -> None:
     """Keep how an observed call ran for the next one of its kind."""
     if len(OBSERVED) >= MOST:
         OBSERVED.clear()
-    OBSERVED[kind] = again
+    OBSERVED[to_keep(kind)] = again
 
 
 def remember_what_ran(problem: Problem, kind: Any) -> None:

@@ -75,7 +75,9 @@ class Vendor:
         PyTorch's attention of short sequences takes no longer than it takes to pose the problem. With gradients,
         autograd is PyTorch's own. None for whatever is unusual.
         """
-        if not (mask is None or type(mask) is Band) or not (scale is None or type(scale) is float):
+        if not (mask is None or (type(mask) is Band and mask.back is None)):  # windows are not for them
+            return None
+        if not (scale is None or type(scale) is float):
             return None
         torch = sys.modules["torch"]
         learns = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()

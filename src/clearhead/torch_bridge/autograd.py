@@ -76,7 +76,7 @@ def _emptied(value: Any, tensors: list[Array]) -> Any:
         tensors.append(value)
         return Place(len(tensors) - 1, False)
     if not isinstance(value, np.ndarray):
-        return _each(value, lambda part: _emptied(part, tensors))
+        return changed(value, lambda part: _emptied(part, tensors))
     base: Any = value
     while isinstance(base, np.ndarray):
         base = base.base
@@ -97,10 +97,10 @@ def _filled(value: Any, tensors: Sequence[Array]) -> Any:
     if isinstance(value, Place):
         tensor = tensors[value.number]
         return to_numpy(tensor) if value.numpy else tensor
-    return _each(value, lambda part: _filled(part, tensors))
+    return changed(value, lambda part: _filled(part, tensors))
 
 
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+def changed(value: Any, change: Callable[[Any], Any]) -> Any:
     """A mask or bias with its parts changed; itself where none is."""
     if not is_dataclass(value) or isinstance(value, type):
         return value
@@ -182,20 +182,33 @@ def _torch_function() -> Any:
             problem = filled(ctx.problem, read)
             if dout is None:  # only the log-sum-exp was used
                 dout = output.new_zeros(output.shape, dtype=problem.q.dtype)
-            given = (ctx.kernel, problem, dout, output.detach(), peak.detach(), total.detach(), dlse)
-            if is_mapped(dout) or is_mapped(dlse):
-                from clearhead.torch_bridge.many import for_many  # needs PyTorch, which is here now
+            return None, None, None, None, *differentiated(ctx.kernel, problem, dout, output, peak, total, dlse)
 
-                def of_one(dout: Array, dlse: Array | None) -> tuple[Any, ...]:
-                    return gradients_of(ctx.kernel, problem, dout, *given[3:6], dlse)
+    return Attention
 
-                dq, dk, dv, dsinks = for_many(of_one, ctx.kernel.name, dout, dlse, problem.q, problem.k, problem.v)
-                found = (dq, dk, dv, None if problem.sinks is None else dsinks)
-            elif torch.is_grad_enabled():  # only who may differentiate once more has to be told that it cannot be done
-                found = Backward.apply(*given, problem.q, problem.k, problem.v)
-            else:
-                found = gradients_of(*given)
-            return None, None, None, None, *found
+
+def differentiated(
+    kernel: Kernel, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None
+) -> tuple[Any, ...]:
+    """dq, dk, dv and dsinks, of one gradient of the output or of many, for who may differentiate once more or not."""
+    given = (kernel, problem, dout, output.detach(), peak.detach(), total.detach(), dlse)
+    if is_mapped(dout) or is_mapped(dlse):
+        from clearhead.torch_bridge.many import for_many  # needs PyTorch, which is here now
+
+        def of_one(dout: Array, dlse: Array | None) -> tuple[Any, ...]:
+            return gradients_of(kernel, problem, dout, *given[3:6], dlse)
+
+        dq, dk, dv, dsinks = for_many(of_one, kernel.name, dout, dlse, problem.q, problem.k, problem.v)
+        return dq, dk, dv, None if problem.sinks is None else dsinks
+    if sys.modules["torch"].is_grad_enabled():  # who may differentiate once more has to be told that it cannot be done
+        found: tuple[Any, ...] = _backward_function().apply(*given, problem.q, problem.k, problem.v)
+        return found
+    return gradients_of(*given)
+
+
+@lru_cache(maxsize=1)
+def _backward_function() -> Any:
+    torch = sys.modules["torch"]
 
     class Backward(torch.autograd.Function):  # type: ignore[misc,name-defined]  # as above
         """A kernel's own backward, which is differentiated no further."""
@@ -209,7 +222,7 @@ def _torch_function() -> Any:
         def backward(ctx: Any, *_: Array) -> tuple[Any, ...]:
             raise KernelRefused(ctx.kernel, NO_SECOND)
 
-    return Attention
+    return Backward
 
 
 def is_mapped(tensor: Array | None) -> bool:

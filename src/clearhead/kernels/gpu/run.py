@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from torch.cuda import current_device
+
 from clearhead.core.arrays import Array, made, summed_like
 from clearhead.core.formula import Gradients
 from clearhead.core.observations import OBSERVATIONS, Observed
@@ -14,6 +16,7 @@ from clearhead.kernels.contract import Ran
 from clearhead.kernels.gpu.call import Call, Forward
 from clearhead.kernels.gpu.compiling import compiled_ahead, wanted
 from clearhead.kernels.gpu.launcher import alike, hooked
+from clearhead.kernels.gpu.masks import capturing
 from clearhead.kernels.gpu.packed import Packed
 from clearhead.kernels.gpu.replay import Replay
 from clearhead.kernels.gpu.second_look import launched
@@ -77,6 +80,55 @@ class Again:
             return Packed(self.replay, flat(self.seen.results), self.lasting, q, k, v)
         except ValueError:
             return None
+
+
+class Attended:
+    """A recorded call of which nothing is wanted but the output, for others of its kind."""
+
+    def __init__(self, replay: Replay, lasting: Any) -> None:
+        self.replay, self.lasting = replay, lasting
+        self.output = replay.giving(replay.results.forward.output)
+
+    def __call__(self, q: Array, k: Array, v: Array) -> Array | None:
+        """The output for other tensors; None where somebody wants to hear of every launch."""
+        if hooked():
+            return None
+        self.replay.played = True
+        return self.output.play((q, k, v, None))
+
+
+class Learnt:
+    """A recorded call with gradients, for others of its kind: its forward, and backwards as they are recorded."""
+
+    def __init__(self, replay: Replay, lasting: Any) -> None:
+        self.replay, self.lasting = replay, lasting
+        found = replay.results.forward
+        self.found = replay.giving((found.output, found.unrounded, found.peak, found.total))
+        self.backward: dict[Any, tuple[Replay, Any]] = {}  # by how the tensors lie that it is given
+
+    @staticmethod
+    def able() -> bool:
+        """False where somebody wants to hear of every launch."""
+        return not hooked()
+
+    def forward(self, q: Array, k: Array, v: Array) -> list[Any]:
+        """Output, the same in the precision of its sums or None, peaks and totals."""
+        self.replay.played = True
+        found: list[Any] = self.found.play((q, k, v, None))
+        return found
+
+    def gradients(self, *given: Array) -> tuple[Any, ...] | None:
+        """dq, dk and dv, for q, k, v, dout, output, peaks and totals; None where no such call was recorded."""
+        q, k, v, *rest = given
+        if hooked() or (q.is_cuda and q.get_device() != current_device()) or capturing(q.device):
+            return None
+        known = self.backward.get(alike(*given))
+        return None if known is None else tuple(known[0].play((q, k, v, None, *rest, None))[:3])
+
+    def learn(self, problem: Problem, *given: Array) -> None:
+        """Keep what was recorded of a problem's gradients, for tensors that lie like these."""
+        if "recorded gradients" in problem.found:
+            self.backward[alike(*given)] = problem.found["recorded gradients"]
 
 
 def keep(problem: Problem, name: str, call: Call, recorded: Any) -> Replay | None:
