@@ -153,9 +153,9 @@ def allowed_by_program(mask, rows, columns, head, batch, T, S, form: tl.constexp
     inside_rows, inside_columns = rows < T, columns < S
     for i in tl.static_range(len(form.program)):
         if form.program[i][0] == AND:
-            stack = ((stack >> 1) & -2) | (stack & (stack >> 1) & 1)
+            stack = (stack >> 1) & (stack | -2)
         elif form.program[i][0] == OR:
-            stack = ((stack >> 1) & -2) | ((stack | (stack >> 1)) & 1)
+            stack = (stack >> 1) | (stack & 1)
         elif form.program[i][0] == NOT:
             stack = stack ^ 1
         else:
@@ -174,10 +174,11 @@ def allowed_by_program(mask, rows, columns, head, batch, T, S, form: tl.constexp
                 leaf = (mine == tl.load(keys + columns, mask=inside_columns, other=0)).to(tl.int32)
             elif form.program[i][0] == FLAGS:
                 queries = mask[form.program[i][1]] + batch * form.program[i][2] * T
-                mine = tl.load(queries + rows, mask=inside_rows, other=0).to(tl.int32)
+                mine = tl.load(queries + rows, mask=inside_rows, other=0) != 0
                 keys = mask[form.program[i][1] + 1] + batch * form.program[i][2] * S
-                theirs = tl.load(keys + columns, mask=inside_columns, other=0).to(tl.int32)
-                leaf = mine | theirs
+                theirs = tl.load(keys + columns, mask=inside_columns, other=0) != 0
+                # truths, not bytes: of those the LLVM of Triton 3.6 makes vectors, and then stops the process
+                leaf = (mine | theirs).to(tl.int32)
             elif form.program[i][0] == BLOCKS:
                 across = (S + form.program[i][3] - 1) // form.program[i][3]
                 place = (rows // form.program[i][3]) * across + columns // form.program[i][3]
