@@ -36,6 +36,7 @@ class LookConfig:
     rows: int = 64
     registers: int = 160
     offered: int = 16  # weights that a thread compares with their levels at once: 16 or 32
+    limit: int = 0  # registers of a thread in the mean, so that several programs run on a processor; 0: all that it has
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,7 @@ def look(
         *rows, sums if got is None else got, sums if parts is None else parts, sums, tops, counts, found,
         large, *lists, queries, keys, heads, batch * heads, side, heads // k.shape[1], skipped, upper, lower, count,
         each, queries // count, scale, softcap or 1.0, factor, plain, careful, config, num_warps=config.rows // 16,
+        **({"maxnreg": config.limit} if config.limit else {}),
     )  # fmt: skip
     if parts is not None and masked is not None and masked.runs.added is not None:
         launch(
@@ -224,8 +226,14 @@ def preferred(head_dim: int, bin: int, top: bool) -> LookConfig:
 
 @cache
 def by_lists(head_dim: int) -> LookConfig:
-    """The config under a mask of any kind: blocks and tiles of a power of two, as masks are looked at."""
-    return LookConfig(64 if head_dim == 256 else 128, 3 if head_dim == 256 else 4, 2, 64, 240, offered=32)
+    """The config under a mask of any kind: blocks and tiles of a power of two, as masks are looked at.
+
+    Lists are short, and a program's beginning, and what it offers to queries in memory, are waited for: two of them run
+    on a processor side by side, where there is room.
+    """
+    if head_dim == 256:
+        return LookConfig(64, 3, 2, 64, 240, offered=32)
+    return LookConfig(64, 4, 2, 64, 104, offered=16, limit=80)
 
 
 def described_numbers(array: torch.Tensor, columns: int) -> Any:
