@@ -23,7 +23,7 @@ import clearhead as ch
 from clearhead.core.problem import pose
 from clearhead.kernels import prepared
 from clearhead.kernels.prepared import Effort
-from clearhead.kernels.threads import team
+from clearhead.kernels.threads import crew
 
 pytestmark = built
 NATIVE = Path(__file__).parents[1] / "src" / "clearhead" / "native"
@@ -170,7 +170,8 @@ ch.attention(q.numpy(), q.numpy(), q.numpy())
 assert count() <= before + 3  # the pool's
 """
     alone(program, CLEARHEAD_THREADS="3")
-    assert team() == torch.get_num_threads()
+    assert crew("torch")[1] == torch.get_num_threads()
+    assert crew("torch", alone=True)[1] == crew("numpy")[1] == 0
 
 
 def test_the_process_ends_while_threads_sleep_or_work() -> None:

@@ -148,3 +148,17 @@ def test_a_key_that_is_kept_has_arrays_of_its_own() -> None:
     assert hash(kept) == hash((part_of(mask, None, as_numbers), 3))
     ids[3] = 7
     assert kept != (part_of(mask, None, as_numbers), 3)
+
+
+def test_the_oldest_kinds_make_way() -> None:
+    from clearhead.kernels.prepared import ATTENDED, FEW, remember_attended
+
+    before = dict(ATTENDED)
+    ATTENDED.clear()
+    try:
+        for number in range(3 * FEW):
+            remember_attended((number,), number)
+        assert list(ATTENDED.values()) == list(range(2 * FEW, 3 * FEW))
+    finally:
+        ATTENDED.clear()
+        ATTENDED.update(before)

@@ -9,7 +9,7 @@ from typing import Any, Never
 
 import numpy as np
 
-from clearhead.core.admit import admit, lies_plainly, refuse_by_class, require_numbers
+from clearhead.core.admit import admit, refuse_by_class, require_numbers
 from clearhead.core.array_masks import of_pytorch
 from clearhead.core.arrays import (
     AnyArray,
@@ -35,7 +35,6 @@ from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense
 from clearhead.kernels.prepared import (
     OBSERVED,
-    attended_again,
     attended_kind,
     observed_jax_kind,
     observed_kind,
@@ -97,12 +96,16 @@ def attention(
     quick = False
     if temperature is not None:
         scale = tempered(temperature, scale, q)
-    if plain and kernel is None and type(q) is type(k) is type(v) is np.ndarray:  # type: ignore[comparison-overlap]  # q is of any library
-        output = at_once("numpy", q, k, v, mask, scale)
-        if output is not None:
-            return output
-    elif plain and kernel is None and all_jax(q, k, v):
-        output = at_once("jax", q, k, v, mask, scale)
+    if plain and kernel is None:
+        if is_torch(q):
+            from clearhead.torch_bridge.usual import at_a_glance  # needs PyTorch, which is here now
+
+            output = at_a_glance(q, k, v, mask, scale)
+            if output is not None:
+                return output
+        place = _place(q, k, v)
+        quick = place == "cuda"
+        output = None if place is None else at_once(place, q, k, v, mask, scale)
         if output is not None:
             return output
     if is_torch(q):
@@ -119,21 +122,15 @@ def attention(
             return autograd.hand_over(
                 attention, (q, k, v), (mask, bias, sinks), **options, dropout=dropout, kernel=kernel
             )
-        if plain and kernel is None and lies_plainly(q, k, v):
-            quick = q.is_cuda  # type: ignore[attr-defined]  # q is a tensor
-            output = at_once("cuda" if quick else "torch", q, k, v, mask, scale)
-            if output is None and quick:
-                output = attended_again(q, k, v, mask, scale)
-            if output is not None:
-                return output
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     chosen = choose(problem, kernel)
     if quick:  # by what later calls of this kind are computed by, now that it may be found
         output = at_once("cuda", q, k, v, mask, scale)
         if output is not None:
             return output
+    found = problem.found  # the same of the problem to be differentiated
     output = problem.restore(_run(chosen, problem, kernel).output)
-    if quick and "recorded" in problem.found and settled(problem):
+    if quick and "recorded" in found and settled(problem):
         _remember(attended_kind(q, k, v, mask, scale), chosen, problem)
     if plain and kernel is None and "program" in problem.found:
         remember_program(problem, sys.modules["jax"].jit(problem.found["program"]))
@@ -191,23 +188,21 @@ def observe(
     """
     if others:
         refuse_others("observe", others, OBSERVE)
-    if is_torch(q):
-        q, k, v = autograd.autocast(q, k, v)
-    mask = of_pytorch("mask", mask, q, k)
     if temperature is not None:
         scale = tempered(temperature, scale, q)
     kind = None
     plain = bias is None and softcap is None and sinks is None and dropout is None and queries is None and not weights
-    if plain and kernel is None and is_torch(q) and not autograd.traced(kernel, q, k, v, mask):
-        kind = observed_kind(q, k, v, mask, scale, (top, received, received_max, removal, map))
+    place = _place(q, k, v) if plain and kernel is None else None
+    if place in ("cuda", "jax"):
+        kind_of = observed_kind if place == "cuda" else observed_jax_kind
+        kind = kind_of(q, k, v, mask, scale, (top, received, received_max, removal, map))
         again = None if kind is None else OBSERVED.get(kind)
         seen = None if again is None else again(q, k, v)
         if seen is not None:
             return seen
-    elif plain and kernel is None and all_jax(q, k, v):
-        kind = observed_jax_kind(q, k, v, mask, scale, (top, received, received_max, removal, map))
-        if kind is not None and kind in OBSERVED:
-            return OBSERVED[kind](q, k, v)
+    if is_torch(q):
+        q, k, v = autograd.autocast(q, k, v)
+    mask = of_pytorch("mask", mask, q, k)
     require_numbers(kernel, q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks)
     asked = partial(
         want, top=top, received=received, received_max=received_max, removal=removal, map=map, queries=queries,
@@ -274,6 +269,17 @@ def gradients(
     given = zip((found.dq, found.dk, found.dv), (q, k, v), strict=True)
     dq, dk, dv = (problem.library.xp.reshape(gradient, tuple(like.shape)) for gradient, like in given)
     return dq, dk, dv
+
+
+def _place(q: Any, k: Any, v: Any) -> str | None:
+    """Where arrays lie of which nothing is unusual, as `at_once` calls it; None for others."""
+    if type(q) is type(k) is type(v) is np.ndarray:
+        return "numpy"
+    if is_torch(q):
+        from clearhead.torch_bridge.usual import usual  # needs PyTorch, which is here now
+
+        return None if not usual(q, k, v) else "cuda" if q.is_cuda else "torch"
+    return "jax" if all_jax(q, k, v) else None
 
 
 def _run(kernel: Kernel, problem: Problem, name: str | None) -> Observed:

@@ -253,3 +253,24 @@ class Call:
                 ctypes.memmove(address, answer[place : place + size], size)
             place += size or 8
         assert place == len(answer), (place, len(answer))
+
+
+def surroundings() -> int:
+    """Nothing is known of them here: they are looked at each time."""
+    return 0
+
+
+def tell_crew(*told: Any) -> None:
+    """How many threads there are does not matter here."""
+
+
+def meet(*functions: Any) -> None:
+    """PyTorch is not asked by itself."""
+
+
+def remember(*call: Any) -> None:
+    """No call is known at a glance."""
+
+
+def attend(*call: Any) -> None:
+    """As above."""

@@ -44,6 +44,7 @@ from clearhead.core.grid import (
 )  # fmt: skip
 from clearhead.core.lowered import FAR, Node
 from clearhead.core.mask import Mask, Tile, decided
+from clearhead.core.trees import introduce
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -305,7 +306,15 @@ def causal(*, align: Align = "end", offset: object = None) -> Mask:
     ■ · · ·
     ■ ■ · ·
     """
+    if offset is None and align in ALIGNED:
+        introduce()
+        return CAUSAL[align]
     return Band(None, 0, Alignment.of(align, offset))
+
+
+# the same each time: whoever is given it again may know it by that
+ALIGNED: tuple[Align, ...] = ("end", "start")
+CAUSAL = {align: Band(None, 0, Alignment(align)) for align in ALIGNED}
 
 
 def keys_around(back: int | None, ahead: int | None, alignment: Alignment) -> Band:

@@ -13,6 +13,7 @@ from clearhead.kernels.compiled import compiled
 from clearhead.kernels.contract import AtOnce, Kernel, Passes, rejects_gradients
 from clearhead.kernels.dense import SMALL_NUMPY, dense
 from clearhead.kernels.hopper import hopper
+from clearhead.kernels.prepared import attended_again, on_arrays, on_jax, on_tensors
 from clearhead.kernels.tiled import tiled
 from clearhead.kernels.triton import triton
 from clearhead.kernels.vendor import vendor
@@ -25,12 +26,12 @@ ON_GPU: tuple[Kernel, ...] = (vendor, hopper, triton)
 
 KERNELS: tuple[Kernel, ...] = (compiled, *ON_GPU, tiled, dense)
 
-# for arrays of a library, the kernels that may see at a glance that a call without options is for them
+# for arrays of a library, what sees at a glance that a call without options is one that it can compute
 AT_ONCE: dict[str, tuple[AtOnce, ...]] = {
-    "numpy": (dense, compiled),
-    "torch": (compiled,),
-    "cuda": (vendor,),
-    "jax": (compiled,),
+    "numpy": (dense.at_once, on_arrays),
+    "torch": (on_tensors,),
+    "cuda": (vendor.at_once, attended_again),
+    "jax": (on_jax,),
 }
 
 # Below this many scores the matrix fits into a cache, and building it costs less than looping over tiles
@@ -44,8 +45,8 @@ _quickest: dict[Any, Choice] = {}
 
 def at_once(place: str, q: Any, k: Any, v: Any, mask: Any, scale: Any) -> Any:
     """The output, where a kernel sees at a glance that it is the one that would be chosen."""
-    for kernel in AT_ONCE[place]:
-        output = kernel.at_once(q, k, v, mask, scale)
+    for attend in AT_ONCE[place]:
+        output = attend(q, k, v, mask, scale)
         if output is not None:
             return output
     return None

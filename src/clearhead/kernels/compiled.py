@@ -19,7 +19,7 @@ from clearhead.core.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.extension import NOT_BUILT, OBSERVES, TYPES, at, native
-from clearhead.kernels.prepared import Effort, on_arrays, on_jax, on_tensors, remember
+from clearhead.kernels.prepared import Effort, remember
 
 WIDEST = 512
 
@@ -81,12 +81,6 @@ class Compiled:
         reason = missing()
         way = "through XLA's foreign function interface" if reason is None else f"through Python, since {reason}"
         return f"where arrays lie; under jit {way}"
-
-    def at_once(self, q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
-        """The output for a kind of call that it had before; to check it again takes longer than a short call."""
-        if not isinstance(q, np.ndarray) and not is_torch(q):
-            return on_jax(q, k, v, mask, scale)
-        return (on_arrays if isinstance(q, np.ndarray) else on_tensors)(q, k, v, mask, scale)
 
     def gradients(
         self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None

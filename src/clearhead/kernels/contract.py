@@ -69,11 +69,11 @@ class RefusesGradients(Kernel, Protocol):
         """Why `gradients` does not take this problem, in words, whichever kernel ran it; None where it does."""
 
 
-class AtOnce(Kernel, Protocol):
-    """A kernel with a short way for calls without options, taken before anything is checked."""
+class AtOnce(Protocol):
+    """A short way for calls without options, taken before anything is checked."""
 
-    def at_once(self, q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
-        """The output, where it is seen at a glance that this kernel would be chosen; None for whatever is unusual."""
+    def __call__(self, q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
+        """The output, where it is seen at a glance who would be chosen to compute it; None for whatever is unusual."""
 
 
 @runtime_checkable

@@ -16,7 +16,8 @@ from clearhead.core.arrays import Array, is_traced
 from clearhead.core.mask import Mask
 from clearhead.core.mask_keys import mask_key
 from clearhead.core.problem import Problem, default_scale
-from clearhead.kernels.threads import allow, team, threads
+from clearhead.kernels.extension import native
+from clearhead.kernels.threads import allow, crew
 
 # multiply-adds that are worth a thread more, and bytes of keys and values: to have its attention takes some µs. More
 # for wider vectors was tried on 16 cores with AVX-512, where (1, 8, 32, 64) then took 70 µs and not 44
@@ -61,7 +62,8 @@ class Effort:
         main = main_thread()
         if self.wanted <= 1:
             return 1, 0, main and self.long
-        return min(threads(library), self.wanted), team() if main and library == "torch" else 0, main and self.long
+        threads, team = crew(library, alone=not main)
+        return min(threads, self.wanted), team, main and self.long
 
 
 @dataclass(frozen=True)
@@ -262,8 +264,6 @@ def observed_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tu
     `asked` is how many of the largest, what each key received and its like, of all queries or of the last ones, and the
     sides of a map.
     """
-    if not q.is_cuda or not lies_plainly(q, k, v):
-        return None
     if (q.requires_grad or k.requires_grad or v.requires_grad) and sys.modules["torch"].is_grad_enabled():
         return None
     kinds = tuple(map(type, asked))  # True is 1, and means something else
@@ -283,7 +283,7 @@ def observed_jax_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked
 
 def observed_again(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
     """What launches an observed call again, for one of a kind that was remembered; None for others."""
-    kind = observed_kind(q, k, v, mask, scale, asked)
+    kind = observed_kind(q, k, v, mask, scale, asked) if q.is_cuda and lies_plainly(q, k, v) else None
     return None if kind is None else OBSERVED.get(kind)
 
 
@@ -324,7 +324,12 @@ def remember(problem: Problem, call: Any, effort: Effort) -> None:
     call.lse = call.peak = call.total = 0  # whose room goes with this call
     kind, one = tensor_kind if torch else array_kind, Prepared(call, effort, shape)
     if part_of(problem.mask, problem.scale) is not None:
-        keep(_prepared, problem, kind, one)
+        scales = keep(_prepared, problem, kind, one)
+        for scale in scales if torch else ():
+            like = shape == problem.q.shape and problem.q.is_contiguous()
+            native.remember(
+                problem.q, problem.k, problem.v, problem.mask, scale, call, effort.wanted, effort.long, shape, like
+            )
         return
     for old in list(_by_numbers)[: max(0, len(_by_numbers) + 1 - FEW)]:  # numbers may be others in every call
         _by_numbers.pop(old, None)
@@ -337,15 +342,20 @@ def keep(
     kind: Callable[..., Any],
     found: Any,
     of_array: Callable[[Array, Mask], Any] = as_none,
-) -> None:
-    """Keep what was found of a call for the next one of its kind, where arrays, mask and scale say all of it."""
+) -> set[float | None]:
+    """Keep what was found of a call for the next one of its kind, where arrays, mask and scale say all of it.
+
+    Gives the scale as it may be given then: the usual one as itself or as None; nothing where it is not kept.
+    """
     given = problem.bias, problem.softcap, problem.sinks, problem.dropout, problem.want
     part, q, k, v = part_of(problem.mask, problem.scale, of_array), problem.q, problem.k, problem.v
     if part is None or any(option is not None for option in given) or problem.differentiated:
-        return
+        return set()
     if problem.headless or not q.ndim == k.ndim == v.ndim:
-        return
+        return set()
     if len(by_kind) >= MOST:
         by_kind.clear()
-    for scale in {problem.scale, None} if problem.scale == default_scale(q) else {problem.scale}:  # as it may be given
+    scales: set[float | None] = {problem.scale, None} if problem.scale == default_scale(q) else {problem.scale}
+    for scale in scales:
         by_kind[kind(q, k, v, part, scale)] = found
+    return scales

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+import threading
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
@@ -32,6 +33,9 @@ def set_threads(count: int | None) -> None:
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST):
         raise ArgumentError("count", f"is {count!r}, expected a whole number from 1 to {MOST}, or None for all cores")
     _threads = count
+    native = sys.modules.get("clearhead._native")
+    if native is not None:
+        native.tell_crew(0, 0, 0, 0, False)  # to be asked again
     with suppress(ArgumentError):  # what the environment says is refused when a call asks
         allow()
 
@@ -54,11 +58,34 @@ def allow() -> None:
 
 def threads(library: str = "numpy") -> int:
     """How many threads the compiled kernel uses now, for arrays of a library."""
-    named = _named()
-    if named is not None:
-        return named
-    own = min(cores(), _limit())
-    return min(own, sys.modules["torch"].get_num_threads()) if library == "torch" else own
+    return crew(library, alone=True)[0]
+
+
+def crew(library: str, *, alone: bool = False) -> tuple[int, int]:
+    """How many threads a call may take now, and how many PyTorch's OpenMP has, which then work for us too.
+
+    The second is 0 where there are none that can be called, and for a call that is to be `alone`.
+    """
+    native = sys.modules.get("clearhead._native")
+    stamp = 0 if native is None else native.surroundings()
+    named, own = found_in(stamp, _threads) if stamp else found_in.__wrapped__(0, _threads)
+    if library != "torch":
+        return own if named is None else named, 0
+    theirs: int = sys.modules["torch"].get_num_threads()
+    team = _has_team()
+    if native is not None:  # who may then find it by itself
+        native.tell_crew(stamp, named or 0, own, threading.main_thread().ident or 0, team)
+    return min(own, theirs) if named is None else named, 0 if alone or not team else theirs
+
+
+# asked by every call: to look takes as long as a short call
+@lru_cache(maxsize=16)
+def found_in(surroundings: int, asked: int | None) -> tuple[int | None, int]:
+    """How many threads somebody asked for, and how many the process may have, while its surroundings are these.
+
+    `surroundings` is one number for the variables and the cores that are looked at here.
+    """
+    return _named(), min(cores(), _limit())
 
 
 def _named() -> int | None:
@@ -72,11 +99,6 @@ def _named() -> int | None:
 def _limit() -> int:
     """How many threads the process may have, whichever cores it runs on."""
     return _least(quota(), os.environ.get("OMP_NUM_THREADS", ""))
-
-
-def team() -> int:
-    """How many threads PyTorch's OpenMP has, which then work for us too; 0 where it has none that can be called."""
-    return sys.modules["torch"].get_num_threads() if _has_team() else 0
 
 
 @cache

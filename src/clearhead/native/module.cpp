@@ -18,6 +18,7 @@
 #include "cpu.h"
 #include "described.h"
 #include "fork.h"
+#include "glance.h"
 #include "kernel.h"
 #include "pool.h"
 #include "xla.h"
@@ -167,24 +168,6 @@ void* address(nb::handle array) {
   return at;
 }
 
-// A call like an earlier one, on other arrays that lie alike; false while that one is still running, in another thread.
-bool again(Call& call, void* q, void* k, void* v, void* out, int threads, int team, bool interruptible) {
-  if (call.busy.exchange(true)) return false;
-  call.team = team, call.interruptible = interruptible;
-  void* const places[] = {q, k, v, out};
-  View* const views[] = {&call.q, &call.k, &call.v, &call.out};
-  for (int n = 0; n < 4; ++n) views[n]->data = static_cast<char*>(places[n]);
-  call.stop.reset();
-  try {
-    run(call, "", threads, false);
-  } catch (...) {
-    call.busy = false;
-    throw;
-  }
-  call.busy = false;
-  return true;
-}
-
 // A described call on arrays whose addresses, types and sizes are said; see described.h.
 using Place = std::tuple<uintptr_t, int, std::vector<int64_t>>;
 
@@ -221,6 +204,23 @@ void lend(int64_t number, void* stream, const std::vector<Given>& given, const s
 }
 
 }  // namespace
+
+bool clearhead::run_again(Call& call, void* q, void* k, void* v, void* out, int threads, int team, bool interruptible) {
+  if (call.busy.exchange(true)) return false;
+  call.team = team, call.interruptible = interruptible;
+  void* const places[] = {q, k, v, out};
+  View* const views[] = {&call.q, &call.k, &call.v, &call.out};
+  for (int n = 0; n < 4; ++n) views[n]->data = static_cast<char*>(places[n]);
+  call.stop.reset();
+  try {
+    run(call, "", threads, false);
+  } catch (...) {
+    call.busy = false;
+    throw;
+  }
+  call.busy = false;
+  return true;
+}
 
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // prepared calls, and those of threads that the end of the process meets at work
@@ -286,10 +286,10 @@ NB_MODULE(_native, m) {
         c.wanted.of_weights.push_back(std::move(asked));
       })
       .def("again", [](Call& c, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, int threads, int team, bool interruptible) {
-        return again(c, pointer(q), pointer(k), pointer(v), pointer(out), threads, team, interruptible);
+        return run_again(c, pointer(q), pointer(k), pointer(v), pointer(out), threads, team, interruptible);
       })
       .def("again_on", [](Call& c, nb::handle q, nb::handle k, nb::handle v, nb::handle out, int threads, int team, bool interruptible) {
-        return again(c, address(q), address(k), address(v), address(out), threads, team, interruptible);
+        return run_again(c, address(q), address(k), address(v), address(out), threads, team, interruptible);
       })
       .def("forward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, false); })
       .def("backward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, true); });
@@ -299,6 +299,7 @@ NB_MODULE(_native, m) {
   set_pointer<&Call::dlse>(call, "dlse");
   set_pointer<&Call::dsinks>(call, "dsinks");
 
+  add_glance(m);
   m.def("instruction_set", [] { return std::string(chosen("")->name); });
   m.def("set_team", [](uintptr_t parallel, uintptr_t number) { set_team(pointer(parallel), pointer(number)); });
   m.def("end", end);

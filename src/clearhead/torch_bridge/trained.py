@@ -20,7 +20,7 @@ from clearhead.torch_bridge.autograd import changed, differentiated, emptied, fi
 
 
 class Trained:
-    """A kind of call with gradients: `learnt` is what was recorded of it (`gpu/run.py`)."""
+    """A kind of call with gradients: `learnt` is what was recorded of it (`kernels/gpu/run.py`)."""
 
     @classmethod
     def of(cls, problem: Problem, kernel: Kernel, learnt: Any) -> Trained | None:

@@ -1,0 +1,46 @@
+"""PyTorch tensors of which nothing is unusual, seen at a glance: to look at all else takes as long as a short call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, strided
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+from torch.overrides import has_torch_function_variadic
+
+from clearhead.kernels.extension import native
+
+autocasts = torch._C._is_any_autocast_enabled
+modes = torch._C._len_torch_dispatch_stack
+transforms = torch._C._functorch.peek_interpreter_stack
+
+# how tensors are looked at without Python (DLPack 1.3)
+EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+if native is not None and EXCHANGE is not None:
+    native.meet(
+        Tensor, EXCHANGE, autocasts, modes, transforms, has_torch_function_variadic, forward_ad, torch.is_grad_enabled,
+        torch.get_num_threads, torch.empty_like,
+    )  # fmt: skip
+
+
+def at_a_glance(q: Any, k: Any, v: Any, mask: Any, scale: Any) -> Any:
+    """The output of a call on a CPU of a kind that was seen before, where all of that is usual; else None."""
+    return None if native is None or is_compiling() else native.attend(q, k, v, mask, scale)
+
+
+def usual(q: Any, k: Any, v: Any) -> bool:
+    """True for three tensors whose numbers lie in memory as they are, in a call that nobody else hears of."""
+    if is_compiling() or not type(q) is type(k) is type(v) is Tensor:
+        return False
+    if autocasts() or modes() or transforms() is not None or forward_ad._current_level >= 0:
+        return False
+    if has_torch_function_variadic(q, k, v) or not q.layout is k.layout is v.layout is strided:
+        return False
+    if q.is_neg() or k.is_neg() or v.is_neg() or q.is_nested or k.is_nested or v.is_nested:
+        return False
+    try:
+        return bool(q.data_ptr() and k.data_ptr() and v.data_ptr())
+    except RuntimeError:  # a tensor around another one, which has left the transform that it belongs to
+        return False
