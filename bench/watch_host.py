@@ -112,14 +112,14 @@ class Played(dict[Any, Any]):
             found = self[kind] = self.made(*kind)
         return found
 
-    def made(self, tensors: Any, _: Any, number: int, asked: tuple[Any, ...], *rest: Any) -> Any:
+    def made(self, kind: tuple[Any, ...], asked: tuple[Any, ...], _: Any) -> Any:
         from clearhead.kernels.gpu import bypass
         from clearhead.kernels.gpu.allocate import strides_of
         from clearhead.kernels.gpu.call import Forward
         from clearhead.kernels.gpu.replay import Allocation, Replay
         from clearhead.kernels.gpu.run import Again, Looked
 
-        (q, k, v), (top, received), device = tensors[:3], asked[:2], torch.device("cpu")
+        (q, k, v), (top, received), device = kind[0][:3], asked[:2], torch.device("cpu")
         rows, make = tuple(q[:-1]), bypass.QUICK_EMPTY["cpu"]
         shapes = [(*rows, v[-1])] + [rows] * 5
         dtypes = [torch.float32] + [torch.float32] * 5
