@@ -97,7 +97,7 @@ def gradients(
     tiles = -(-queries // config.columns)
     padded = tiles * config.columns
     shifts = launch.room((batch * heads * padded * 2,), torch.float32, q.device)
-    dqs = launch.zeros((batch * heads * padded * head_dim,), torch.float32, q.device)
+    dqs = launch.room((batch * heads * padded * head_dim,), torch.float32, q.device)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     k, v, dk_seen, dv_seen = (a[:, :, start:] if start else a for a in (k, v, dk, dv))
@@ -114,7 +114,7 @@ def gradients(
                         runs is not None)  # fmt: skip
     launch(
         ("lay_out", alike(dout, output, peak, total, dlse)), lay_out, (padded // PIECE, heads, batch),
-        dout, output, peak, total, peak if dlse is None else dlse, shifts, first, queries, length, padded,
+        dout, output, peak, total, peak if dlse is None else dlse, shifts, dqs, first, queries, length, padded,
         *dout.stride()[:3], head_dim, config.columns, dlse is not None, num_warps=4,
     )  # fmt: skip
     launch(

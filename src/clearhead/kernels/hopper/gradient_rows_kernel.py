@@ -15,9 +15,12 @@ ROWS = gl.constexpr(64)  # queries of a program; and rows and columns of a piece
     do_not_specialize=["first", "queries", "length", "padded", "batch_step", "head_step", "row_step"],
     do_not_specialize_on_alignment=["peaks", "totals", "shifts"],
 )
-def lay_out(dout, output, peaks, totals, dlses, shifts, first, queries, length, padded, batch_step, head_step, row_step,
-            HEAD_DIM: gl.constexpr, N: gl.constexpr, LSE: gl.constexpr):  # fmt: skip
-    """Shift and −delta of 64 queries, tile by tile; of those that are not there, or see nothing, +inf and 0."""
+def lay_out(dout, output, peaks, totals, dlses, shifts, dqs, first, queries, length, padded, batch_step, head_step,
+            row_step, HEAD_DIM: gl.constexpr, N: gl.constexpr, LSE: gl.constexpr):  # fmt: skip
+    """Shift and −delta of 64 queries, tile by tile; of those that are not there, or see nothing, +inf and 0.
+
+    And zeros where their dq is to be added up.
+    """
     ACROSS: gl.constexpr = HEAD_DIM // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])
     head = gl.program_id(1)
@@ -42,6 +45,9 @@ def lay_out(dout, output, peaks, totals, dlses, shifts, first, queries, length, 
     entry = number * padded * 2 + row // N * (2 * N) + row % N
     gl.store(shifts + entry, shift)
     gl.store(shifts + entry + N, -delta)
+    flat: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    at = (number * padded + gl.program_id(0) * ROWS) * HEAD_DIM + gl.arange(0, ROWS * HEAD_DIM, flat)
+    gl.store(dqs + at, gl.full([ROWS * HEAD_DIM], 0.0, gl.float32, flat))
 
 
 @gluon.jit(do_not_specialize=["first", "queries", "length", "padded"])
