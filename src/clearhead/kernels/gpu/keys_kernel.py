@@ -56,7 +56,7 @@ def large_changes(weights, large, v, stride, outputs, first_key, W: tl.constexpr
     There v is nearly o, and that difference has no digits: it is taken feature by feature, from outputs in float32.
     Where nothing else is left, o is all that is lost.
     """
-    places = tl.arange(0, large.shape[0])[:, None]
+    places = tl.arange(0, weights.shape[0])[:, None]
     key = first_key + tl.max(tl.where(large, places, 0), 0)
     weight = tl.max(tl.where(large, weights, 0.0), 0)
     features = tl.arange(0, outputs.shape[1])
@@ -70,16 +70,16 @@ def large_changes(weights, large, v, stride, outputs, first_key, W: tl.constexpr
 
 @triton.jit(do_not_specialize=["span", "states", "mask", "scoring"])
 def more_by_key(
-    q, k, v, output_at, rounded_at, wholes_at, sharp_at, shift_at, inverse_at, total_at, most_at, removal_at,
+    q, k, v, output_at, rounded_at, wholes_at, sharp_at, shift_at, inverse_at, most_at, removal_at,
     q_strides, k_strides, v_strides, span, states, mask, scoring, T, S, most_from, removal_from,
-    MOST: tl.constexpr, REMOVAL: tl.constexpr, EXACT: tl.constexpr, LISTED: tl.constexpr, W: tl.constexpr,
-    PADDED_W: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
+    MOST: tl.constexpr, REMOVAL: tl.constexpr, LISTED: tl.constexpr, W: tl.constexpr, PADDED_W: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """The largest weight that each key of a block got, and Σ ‖o − o without it‖², of the queries from a number on.
 
     `output_at` is (batch · heads, T, W) in float32, without gaps, and `rounded_at` the same as the values are rounded;
-    `wholes_at` and `sharp_at` are what `lengths_of_outputs` gives. EXACT: totals are relative to peaks exactly. LISTED
-    is the number of queries that an entry of `states` speaks of, or 0 for spans.
+    `wholes_at` and `sharp_at` are what `lengths_of_outputs` gives. LISTED is the number of queries that an entry of
+    `states` speaks of, or 0 for spans.
     """
     across = tl.cdiv(S, BN)
     number, block = tl.program_id(0) // across, tl.program_id(0) % across
@@ -89,7 +89,6 @@ def more_by_key(
     v += batch.to(tl.int64) * v_strides[0] + (head // form.group).to(tl.int64) * v_strides[1]
     shift_at += number.to(tl.int64) * T
     inverse_at += number.to(tl.int64) * T
-    total_at += number.to(tl.int64) * T
     output_at += number.to(tl.int64) * T * W
     rounded_at += number.to(tl.int64) * T * W
     wholes_at += number.to(tl.int64) * T
@@ -167,9 +166,6 @@ def more_by_key(
                     large = counted > 0.5
                     if tl.max(tl.max(large.to(tl.int32), 1), 0) > 0:
                         outputs = load_rows(output_at, W, first, 0, T, BM, W, PADDED_W, False).to(tl.float32)
-                        if EXACT:  # 1 − w has no digits where scores were rounded; the largest has 1 / total itself
-                            totals = load_numbers(total_at, first, 0, T, BM, 1.0)
-                            counted = tl.where(large, (1.0 / totals)[None, :], counted)
                         instead = large_changes(counted, large, v, v_strides[2], outputs, block * BN, W)
                         change = tl.where(large, instead[None, :], change)
                 removal += tl.sum(change, 1)

@@ -84,7 +84,7 @@ def look_again(
     if (received is not None and "received" not in found) or (want.map is not None and "map" not in found):
         found |= received_and_map(call, want.map, None if "received" in found else received, shift, inverse)
     if want.received_max is not None or want.removal is not None:
-        found |= more(call, want, shift, inverse, outputs, None if ratio is None else total.contiguous())
+        found |= more(call, want, shift, inverse, outputs)
     if want.top is not None and "top" not in found:
         found["top"] = top(call, want.top, shift, inverse)
     if want.weights:
@@ -117,12 +117,8 @@ def more(
     shift: torch.Tensor,
     inverse: torch.Tensor,
     outputs: tuple[torch.Tensor, torch.Tensor] | None,
-    total: torch.Tensor | None,
 ) -> dict[str, Any]:
-    """The largest weight that each key received, and what outputs would change by without it, in one pass by keys.
-
-    `total` where totals are relative to peaks exactly, so that the largest weight is the inverse of it.
-    """
+    """The largest weight that each key received, and what outputs would change by without it, in one pass by keys."""
     grid, nothing, width = call.grid, call.mask.span.rows, call.problem.width
     most = call.empty(grid.keys) if want.received_max is not None else None
     removal = call.empty(grid.keys) if want.removal is not None else None
@@ -144,13 +140,12 @@ def more(
                 rounded, inverse, wholes, sharp, grid.queries, W=width, PADDED_W=padded, BM=blocks.rows,
             )  # fmt: skip
         call.launch(
-            ("more_by_key", blocks, most is None, removal is None, total is None, *first), more_by_key,
+            ("more_by_key", blocks, most is None, removal is None, *first), more_by_key,
             (cdiv(grid.keys, blocks.columns) * call.rows,),
-            call.q, call.k, call.v, in_full, rounded, wholes, sharp, shift, inverse,
-            inverse if total is None else total, most, removal,
+            call.q, call.k, call.v, in_full, rounded, wholes, sharp, shift, inverse, most, removal,
             call.q.stride(), call.k.stride(), call.v.stride(),
             call.mask.span, states, call.mask.arrays, call.scoring, grid.queries, grid.keys, *first,
-            MOST=most is not None, REMOVAL=removal is not None, EXACT=total is not None, LISTED=listed, W=width,
+            MOST=most is not None, REMOVAL=removal is not None, LISTED=listed, W=width,
             PADDED_W=padded, BM=blocks.rows, BN=blocks.columns, form=call.form,
             num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
