@@ -106,7 +106,8 @@ def removal_room(weights: torch.Tensor, v: torch.Tensor, output: torch.Tensor, e
     """How far off the change of each pair may be by an output that is off by δ: (w / (1 − w))² (2 ‖v − o‖ ‖δ‖ + ‖δ‖²).
 
     Weights are rounded before they are summed with the values, all but the largest, which is 1 before it is divided.
-    Then outputs are rounded, but where one weight is above a half.
+    Then outputs are rounded, but where one weight is above a half. Of 1 − w float32 has so many digits: where it is
+    2⁻¹² but for those, ‖o‖² may count or not.
     """
     lengths, whole = v.norm(dim=-1)[..., None, :], output.norm(dim=-1)[..., None]
     apart = torch.cdist(output, v)
@@ -115,7 +116,9 @@ def removal_room(weights: torch.Tensor, v: torch.Tensor, output: torch.Tensor, e
     off = off + torch.where(weights > 0.5, 0.0, eps / 2 * whole)
     alone = 1 - weights < ALONE
     ratio = torch.where(alone, 1.0, weights / (1 - weights))
-    return ratio**2 * (2 * torch.where(alone, whole, apart) * off + off**2)
+    room = ratio**2 * (2 * torch.where(alone, whole, apart) * off + off**2)
+    either = (1 - weights - ALONE).abs() <= 4 * torch.finfo(torch.float32).eps
+    return torch.where(either, room + torch.maximum((weights / ALONE * apart) ** 2, whole**2), room)
 
 
 def first_of_the_largest(weights: torch.Tensor, top: int) -> torch.Tensor:
