@@ -99,13 +99,14 @@ class Soak:
         """A long call that Ctrl-C ends."""
         q = torch.randn(1, 8, 6000, 64)
         timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         try:
+            timer.start()  # which among many threads may itself take as long
             ch.attention(q, q, q)
             time.sleep(1)
         except KeyboardInterrupt:
             pass
-        timer.join()
+        while timer.is_alive():
+            time.sleep(0.01)
 
 
 def main() -> int:
