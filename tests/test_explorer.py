@@ -296,7 +296,7 @@ def test_the_saved_page_holds_what_views_ask_for_and_nothing_from_elsewhere(scen
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     made = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()

@@ -180,7 +180,7 @@ def test_layers_of_different_sizes_are_refused() -> None:
 
 
 def watched(want: dict[str, Any]) -> Any:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     made = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()

@@ -322,7 +322,7 @@ def test_names_of_tokens_are_text(browser: Any, tmp_path: Path) -> None:
 
 
 def test_a_models_heads_can_be_opened_sorted_and_drawn(browser: Any) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()

@@ -119,6 +119,23 @@ def test_what_is_unusual_is_left_to_others() -> None:
     assert native.attend(q, k, v, None, None) is not None
 
 
+def test_what_is_no_longer_known_at_a_glance_is_still_not_posed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that autocast has made, and parameters: a kind that was seen before."""
+    q, k, v = tensors(1, 2, 20, 8)
+    learnt = torch.nn.Parameter(q, requires_grad=False)
+
+    def calls() -> list[torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            first = ch.attention(q, k, v)
+        return [first, ch.attention(learnt, k, v)]
+
+    for _ in range(2):
+        expected = calls()
+    monkeypatch.setattr("clearhead.calls.pose", None)
+    for found, right in zip(calls(), expected, strict=True):
+        assert torch.equal(found, right)
+
+
 def test_whoever_hears_of_a_call_still_does() -> None:
     q, k, v = tensors(1, 2, 20, 8)
     assert known(q, k, v) is not None

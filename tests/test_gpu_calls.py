@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 from budget import check, expected
 from cases import BY_NAME
 from libraries import CUDA
-from on_gpu import MARKS, OWN, TIMES, deterministic, longer, poison, poisoned  # noqa: F401  # a fixture that runs by itself
+from on_gpu import MARKS, OWN, TIMES, by, deterministic, longer, poison, poisoned  # noqa: F401  # a fixture that runs by itself
 
 import clearhead as ch
 
@@ -66,6 +66,19 @@ def test_an_observed_call_of_a_kind_that_was_seen_before_is_told_of_its_own_tens
         array.logical_not_()
         found, exact = (ch.observe(q, k, v, mask=array, kernel=kernel).lse for kernel in (None, "dense"))
         torch.testing.assert_close(found, exact, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("kernel", OWN)
+@pytest.mark.parametrize("queries", [1, 16, 64, 65])
+def test_few_queries_under_a_union_with_flags(kernel: str, queries: int) -> None:
+    """LLVM stopped the process while it compiled up to 64 of them."""
+    mask = ch.window(20) | ch.global_tokens([0, 7])
+    for width in (64, 128):
+        q = torch.randn(1, 4, queries, width, device="cuda", dtype=torch.bfloat16)
+        k, v = torch.randn((2, 1, 4, 90, width), device="cuda", dtype=torch.bfloat16).unbind(0)
+        found = by(kernel, ch.attention, q, k, v, mask=mask)
+        exact = ch.attention(q.float(), k.float(), v.float(), mask=mask, kernel="dense")
+        torch.testing.assert_close(found.float(), exact, atol=0.02, rtol=0.02)
 
 
 def seen_before(mask: ch.Mask, dtype: torch.dtype, learns: bool, n: int = 300) -> None:

@@ -327,7 +327,7 @@ def test_paths_no_keys_and_what_a_call_gets_wrong(tmp_path: Path) -> None:
 
 
 def test_jax_reads_files_too(tmp_path: Path) -> None:
-    jax = pytest.importorskip("jax")
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
     q, k, v = arrays(2, 101, 8)
     want: dict[str, Any] = {"top": 3, "received": True, "map": (4, 5), "queries": [1, -1], "weights": True}
     whole = ch.observe(q, k, v, mask=ch.causal(), **want)

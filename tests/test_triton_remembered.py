@@ -151,7 +151,7 @@ def test_a_key_that_is_kept_has_arrays_of_its_own() -> None:
 
 
 def test_the_oldest_kinds_make_way() -> None:
-    from clearhead.kernels.prepared import ATTENDED, FEW, remember_attended
+    from clearhead.kernels.prepared import ATTENDED, FEW, FEWEST, Numbers, remember_attended
 
     before = dict(ATTENDED)
     ATTENDED.clear()
@@ -159,6 +159,11 @@ def test_the_oldest_kinds_make_way() -> None:
         for number in range(3 * FEW):
             remember_attended((number,), number)
         assert list(ATTENDED.values()) == list(range(2 * FEW, 3 * FEW))
+        for number in range(3 * FEWEST):  # masks with arrays, as many as there are batches: they hold a GPU's memory
+            remember_attended((0, (Numbers(np.array([number])),)), -number)
+        kept = list(ATTENDED.values())
+        assert kept[-FEWEST:] == [-number for number in range(2 * FEWEST, 3 * FEWEST)]
+        assert sum(number < 0 for number in kept) == FEWEST
     finally:
         ATTENDED.clear()
         ATTENDED.update(before)

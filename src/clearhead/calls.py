@@ -96,20 +96,20 @@ def attention(
     quick = False
     if temperature is not None:
         scale = tempered(temperature, scale, q)
-    if plain and kernel is None:
-        if is_torch(q):
-            from clearhead.torch_bridge.usual import at_a_glance  # needs PyTorch, which is here now
+    if plain and kernel is None and is_torch(q):
+        from clearhead.torch_bridge.usual import at_a_glance  # needs PyTorch, which is here now
 
-            output = at_a_glance(q, k, v, mask, scale)
-            if output is not None:
-                return output
+        output = at_a_glance(q, k, v, mask, scale)
+        if output is not None:
+            return output
+    q, k, v = autograd.autocast(q, k, v)
+    if plain and kernel is None:
         place = _place(q, k, v)
         quick = place == "cuda"
         output = None if place is None else at_once(place, q, k, v, mask, scale)
         if output is not None:
             return output
     if is_torch(q):
-        q, k, v = autograd.autocast(q, k, v)
         mask = of_pytorch("mask", mask, q, k)
         if autograd.traced(kernel, q, k, v, mask, bias, sinks):
             from clearhead.torch_bridge.traced import traced_attention  # needs PyTorch, which is here now
@@ -190,6 +190,7 @@ def observe(
         refuse_others("observe", others, OBSERVE)
     if temperature is not None:
         scale = tempered(temperature, scale, q)
+    q, k, v = autograd.autocast(q, k, v)
     kind = None
     plain = bias is None and softcap is None and sinks is None and dropout is None and queries is None and not weights
     place = _place(q, k, v) if plain and kernel is None else None
@@ -200,8 +201,6 @@ def observe(
         seen = None if again is None else again(q, k, v)
         if seen is not None:
             return seen
-    if is_torch(q):
-        q, k, v = autograd.autocast(q, k, v)
     mask = of_pytorch("mask", mask, q, k)
     require_numbers(kernel, q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks)
     asked = partial(
@@ -295,7 +294,7 @@ def _remember(kind: Any, kernel: Kernel, problem: Problem) -> None:
     """Keep what a call on a GPU has recorded for the next one of its kind."""
     from clearhead.kernels.gpu import run  # needs Triton, which has run
 
-    again: Any = None
+    again: Any
     if not autograd.wanted(problem):
         again = run.Attended(*problem.found["recorded"])
     else:

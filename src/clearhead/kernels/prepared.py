@@ -29,6 +29,8 @@ MOST = 512
 # the same of masks with arrays; bytes of an array up to which it is compared with one that was seen before; and how
 # many of its numbers are its hash
 FEW, LARGE, SAMPLES = 64, 2**17, 64
+# the same on a GPU, where what was prepared of a mask lies in its memory, and others may come with every batch
+FEWEST = 8
 
 
 def main_thread() -> bool:
@@ -253,9 +255,23 @@ def attended_again(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array
 
 def remember_attended(kind: Any, again: Any) -> None:
     """Keep how a call on a GPU ran for the next one of its kind; the oldest makes way."""
+    make_way(ATTENDED, kind)
     while len(ATTENDED) >= FEW:
         ATTENDED.pop(next(iter(ATTENDED)), None)
     ATTENDED[to_keep(kind)] = again
+
+
+def make_way(by_kind: dict[Any, Any], kind: Any) -> None:
+    """Of kinds that have arrays of masks, where the next one does, the oldest go."""
+    if has_numbers(kind):
+        old = [one for one in by_kind if has_numbers(one)]
+        for one in old[: max(0, len(old) + 1 - FEWEST)]:
+            by_kind.pop(one, None)
+
+
+def has_numbers(key: Any) -> bool:
+    """True for a key with an array in it."""
+    return type(key) is Numbers or (type(key) is tuple and any(map(has_numbers, key)))
 
 
 def observed_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
@@ -298,6 +314,7 @@ def remember_what_ran(problem: Problem, kind: Any) -> None:
     """Keep for the next call of its kind how this one ran: as tensors on a GPU, or as a program of JAX."""
     found = problem.found
     if kind is not None and "again" in found:
+        make_way(OBSERVED, kind)
         remember_observed(kind, found["again"])
     elif kind is not None and "program" in found:
         remember_observed(kind, allowed(sys.modules["jax"].jit(found["program"])))

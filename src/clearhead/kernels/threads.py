@@ -72,7 +72,7 @@ def crew(library: str, *, alone: bool = False) -> tuple[int, int]:
     if library != "torch":
         return own if named is None else named, 0
     theirs: int = sys.modules["torch"].get_num_threads()
-    team = _has_team()
+    team = native is not None and _has_team()
     if native is not None:  # who may then find it by itself
         native.tell_crew(stamp, named or 0, own, threading.main_thread().ident or 0, team)
     return min(own, theirs) if named is None else named, 0 if alone or not team else theirs

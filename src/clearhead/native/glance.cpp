@@ -118,13 +118,11 @@ bool add_options(nb::handle mask, nb::handle scale, Kind& kind) {
   return true;
 }
 
-// Is it a call that nobody else hears of, on tensors of which nothing is to be known but their numbers?
+// Is it a call that nobody else hears of, and that wants no gradients, on tensors whose memory holds what they are?
 bool usual(const Met& met, nb::handle q, nb::handle k, nb::handle v) {
   static const nb::object level = nb::steal(PyUnicode_InternFromString("_current_level"));
   static const nb::object is_neg = nb::steal(PyUnicode_InternFromString("is_neg"));
   static const nb::object wants = nb::steal(PyUnicode_InternFromString("requires_grad"));
-  for (const nb::handle tensor : {q, k, v})
-    if (!tensor.type().is(met.tensor)) return false;
   if (truly(met.autocasts()) || truly(met.modes()) || truly(met.transforms()) || truly(met.overridden(q, k, v))) return false;
   if (nb::cast<int64_t>(met.forward_mode.attr(level)) >= 0) return false;
   bool learns = false;
@@ -143,10 +141,14 @@ nb::object attend(nb::handle q, nb::handle k, nb::handle v, nb::handle mask, nb:
     const std::lock_guard<std::mutex> held(all.lock);
     met = all.met;
   }
+  if (!met) return nb::none();
+  for (const nb::handle tensor : {q, k, v})
+    if (!tensor.type().is(met->tensor)) return nb::none();
   Kind kind;
-  if (!met || !usual(*met, q, k, v)) return nb::none();
-  void* const places[] = {look(*met, q, &kind), look(*met, k, &kind), look(*met, v, &kind)};
-  if (!places[0] || !places[1] || !places[2] || !add_options(mask, scale, kind)) return nb::none();
+  void* places[3] = {};
+  for (int n = 0; n < 3; ++n)
+    if (!(places[n] = look(*met, n == 0 ? q : n == 1 ? k : v, &kind))) return nb::none();
+  if (!add_options(mask, scale, kind)) return nb::none();
   std::shared_ptr<const Known> known;
   Crew crew;
   {
@@ -155,7 +157,7 @@ nb::object attend(nb::handle q, nb::handle k, nb::handle v, nb::handle mask, nb:
     if (found != all.known.end()) known = found->second;
     crew = all.crew;
   }
-  if (!known) return nb::none();
+  if (!known || !usual(*met, q, k, v)) return nb::none();
   bool main = false;
   int threads = 1, team = 0;
   if (known->wanted > 1 || known->longer) {

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, strided
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
+from clearhead.core.admit import lies_plainly
 from clearhead.kernels.extension import native
 
 autocasts = torch._C._is_any_autocast_enabled
@@ -32,15 +33,6 @@ def at_a_glance(q: Any, k: Any, v: Any, mask: Any, scale: Any) -> Any:
 
 def usual(q: Any, k: Any, v: Any) -> bool:
     """True for three tensors whose numbers lie in memory as they are, in a call that nobody else hears of."""
-    if is_compiling() or not type(q) is type(k) is type(v) is Tensor:
+    if is_compiling() or modes() or transforms() is not None or forward_ad._current_level >= 0:
         return False
-    if autocasts() or modes() or transforms() is not None or forward_ad._current_level >= 0:
-        return False
-    if has_torch_function_variadic(q, k, v) or not q.layout is k.layout is v.layout is strided:
-        return False
-    if q.is_neg() or k.is_neg() or v.is_neg() or q.is_nested or k.is_nested or v.is_nested:
-        return False
-    try:
-        return bool(q.data_ptr() and k.data_ptr() and v.data_ptr())
-    except RuntimeError:  # a tensor around another one, which has left the transform that it belongs to
-        return False
+    return not has_torch_function_variadic(q, k, v) and lies_plainly(q, k, v)
