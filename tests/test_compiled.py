@@ -159,6 +159,39 @@ def test_memory_of_its_own_is_counted() -> None:
         assert threads * one_head <= module.compiled.used <= 2 * threads * one_head
 
 
+@pytest.mark.parametrize("queries, keys", [(40, 90_000), (200, 12_000), (100, 22_000)])
+@pytest.mark.parametrize("mask", [None, ch.causal(), ch.window(5_000), ch.lengths(700) | ch.global_tokens([3, 80])])
+def test_what_the_first_look_kept_and_what_is_computed_again(queries: int, keys: int, mask: ch.Mask | None) -> None:
+    """Exponentials are kept for the second look where there is room for some panels' of them, or for all, or for none."""
+    q, k, v = arrays(1, queries, keys, 4)
+    q *= 5
+    seen, exact = (
+        ch.observe(*(a.astype(dtype) for a in (q, k, v)), mask=mask, kernel=kernel, top=4, received=True, map=(7, 9))
+        for kernel, dtype in (("compiled", "float32"), ("dense", "float64"))
+    )
+    np.testing.assert_allclose(seen.top.weights, exact.top.weights, rtol=2e-5)
+    np.testing.assert_allclose(seen.received, exact.received, rtol=2e-5, atol=2e-7)
+    np.testing.assert_allclose(seen.map.mean, exact.map.mean, rtol=2e-5, atol=1e-9)
+    np.testing.assert_allclose(seen.map.max, exact.map.max, rtol=2e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("keys", [1, 7, 8, 64, 129])
+@pytest.mark.parametrize("mask", [None, ch.causal(), ch.window(9, 2), ch.lengths(6)])
+def test_keys_that_few_queries_read_may_end_where_memory_ends(keys: int, mask: ch.Mask | None) -> None:
+    """Where keys are read as they lie, nothing behind the last of them is."""
+    page = mmap.PAGESIZE
+    for width in (8, 5):
+        size = keys * width * 4
+        room = mmap.mmap(-1, -(-size // page) * page)
+        held = np.frombuffer(room, np.float32)[-keys * width :].reshape(1, keys, width)  # ends where its page does
+        q, k, v = arrays(1, 20, keys, width)
+        held[:] = k
+        for inputs in ((q, held, v), (q, k, held)):
+            exact = ch.attention(*(a.astype(np.float64) for a in inputs), mask=mask, kernel="dense")
+            got = ch.attention(*inputs, mask=mask, kernel="compiled")
+            np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-6)
+
+
 def test_arrays_that_lie_in_files_are_read_as_they_are(tmp_path: Path) -> None:
     q, k, v = arrays(2, 9, 9, 8)
     mapped = []

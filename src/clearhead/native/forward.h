@@ -6,6 +6,7 @@
 #include "observe.h"
 #include "score.h"
 #include "softmax.h"
+#include "stash.h"
 
 namespace clearhead {
 namespace CLEARHEAD_ISA {
@@ -14,18 +15,14 @@ inline bool all_set(const uint8_t* flags, int64_t count) {
   return std::all_of(flags, flags + count, [](uint8_t x) { return x; });
 }
 
-// keys, or features of the values, that products take together: the room is for whole blocks of them, of either kind
-constexpr int64_t kDepth = kTiled ? kTileRows : kRows;
-static_assert(kDepth % kRows == 0);
-
 // What a thread needs for one block of queries; what an earlier call left is used again.
 template <class T> struct Workspace {
   Buffer<T> q, s, values, clean, scratch;
   Buffer<uint32_t> pairs, weights, rest;  // where products go by tiles
   std::vector<Rows<T>> rows;
   std::vector<Stretches> seen;    // by each panel
-  struct Scored { int64_t first, last, place; bool mixed; };
-  std::vector<Scored> scored;     // keys of a tile that a panel sees, and where their scores lie
+  std::vector<Scored> scored;
+  Stash<T> stash;
 
   // Room for a call's blocks of so many panels, at most.
   void begin(const Call& call, int64_t panels) {
@@ -51,13 +48,13 @@ template <class T> struct Workspace {
   // weight times NaN is NaN.
   const T* blanked(const Call& call, const Packed<T>& packed, const uint8_t* allowed, int64_t queries, int64_t j0, int64_t j1) {
     constexpr int panel = kPanel<T>;
-    const int64_t blocks = rounded(call.width, kRows) / kRows, count = j1 - j0, at = packed.at(j0);
+    const int64_t blocks = rounded(call.width, kRows) / kRows, count = j1 - j0;
     clean.resize(blocks * kTile * kRows);
     for (int64_t j = 0; j < count; ++j) {
       const bool safe = !packed.odd[j0 + j] || all_set(allowed + j * panel, queries);
       for (int64_t i = 0; i < blocks; ++i)
         for (int c = 0; c < kRows; ++c)
-          clean[i * kTile * kRows + j * kRows + c] = safe ? packed.v[i * packed.value_stride + (at + j) * kRows + c] : T(0);
+          clean[i * kTile * kRows + j * kRows + c] = safe && i * kRows + c < call.width ? packed.value(j0 + j, i * kRows + c) : T(0);
     }
     return clean.data();
   }
@@ -69,15 +66,17 @@ template <class T>
 inline void accumulate(const Call& call, const Packed<T>& packed, Workspace<T>& work, const uint8_t* allowed,
                        const T* weights, int64_t queries, int vecs, int64_t j0, int64_t j1, T* values) {
   constexpr int panel = kPanel<T>;
-  const int64_t blocks = rounded(call.width, kRows) / kRows, stride = packed.value_stride;
-  const T* v = packed.v.data() + packed.at(j0) * kRows;
-  if (!allowed) return product<T, true>(v, blocks, weights, j1 - j0, stride, values, vecs);
+  const int64_t blocks = rounded(call.width, kRows) / kRows;
+  if (const auto& lie = packed.values_lie; kAsItLies && lie.at && !allowed)
+    return columns_product<T>(lie.at + j0 * lie.stride, blocks, weights, j1 - j0, lie.stride, values, vecs);
+  if (!allowed)
+    return product<T, true>(packed.v.data() + packed.at(j0) * kRows, blocks, weights, j1 - j0, packed.value_stride, values, vecs);
   product<T, true>(work.blanked(call, packed, allowed, queries, j0, j1), blocks, weights, j1 - j0, kTile * kRows, values, vecs);
   for (int64_t j = 0; j < j1 - j0; ++j) {  // what was left out goes to those who see it, one by one
     if (!packed.odd[j0 + j] || all_set(allowed + j * panel, queries)) continue;
     for (int64_t x = 0; x < queries; ++x)
       for (int64_t c = 0; allowed[j * panel + x] && c < call.width; ++c)
-        values[c * panel + x] += weights[j * panel + x] * v[c / kRows * stride + j * kRows + c % kRows];
+        values[c * panel + x] += weights[j * panel + x] * packed.value(j0 + j, c);
   }
 }
 
@@ -161,6 +160,9 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
       if (const TilePacked& tiles = packed.tiles; tiles.used)
         return score_tiles(tiles.keys(packed.at(j0)), rounded(j1 - j0, kTileRows) / kTileRows,
                            work.pairs.data() + place * panel * tiles.depth * kTileDepth / 2, tiles.depth, s, vecs);
+    if (const auto& lie = packed.keys_lie; kAsItLies && lie.at)
+      return rows_product<T>(lie.at + j0 * lie.stride, j1 - j0, work.q.data() + place * panel * call.features, call.features,
+                             lie.stride, s, vecs);
     product<T, false>(packed.k.data() + packed.at(j0) * call.features, rounded(j1 - j0, kRows) / kRows,
                       work.q.data() + place * panel * call.features, call.features, call.features * kRows, s, vecs);
   };
@@ -175,6 +177,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
     recall(call, work.rows[place], b, h, i0, i1);
     say_spoiled(work.rows[place], i0, i1, observer);
   }
+  const bool stashed = observer && !call.known && work.stash.begin(work.seen, many);
 
   for (int look = call.known; look < (observer ? 2 : 1); ++look) {
     const Stretches *const sights_of = work.seen.data(), *const last = sights_of + many;
@@ -191,11 +194,17 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
       const bool odd = packed.any_odd(tile, end);
       for (int64_t place = 0; place < many; ++place) {
         const int64_t i0 = queries.first(begin + place), i1 = queries.last(begin + place);
-        T* const s = work.s.data();
+        T* const s = stashed && look == 0 ? work.stash.room(place) : work.s.data();
         // an observer adds up whole panels, in which those who are no queries have weight 0
         const int vecs = observer ? kVecs : int((i1 - i0 + kLanes<T> - 1) / kLanes<T>);
         Rows<T>& rows = work.rows[place];
         const bool spoiled = look == 1 && rows.spoiled();
+        if (look == 1 && stashed && !spoiled) {
+          work.stash.show(place, tile, rows, scorer.units.factor, [&](const T* weights, const Scored& part) {
+            observer->see(weights, packed, i0, i1, part.first, part.last);
+          });
+          continue;
+        }
         scorer.remember = odd || spoiled;
         // what is seen of the tile is scored part after part, side by side, and then weighed together
         int64_t count = 0;
@@ -215,6 +224,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
         if (look == 0) {
           T* values = work.values.data() + place * depth;
           rows.exponentiate(s, count, scorer.units.factor, entropy, values, call.width);
+          if (stashed) work.stash.keep(place, tile, count, work.scored, rows.largest);
           for (const auto& [j0, j1, at, mixed] : work.scored) {
             const uint8_t* const allowed = mixed && scorer.remember ? scorer.allowed(at) : nullptr;
             const T* const weights = s + at * panel;

@@ -59,7 +59,7 @@ template <class T> struct HeadWorker {
   int64_t head_of(int64_t n) const { return n / all.parts % all.call.key_heads; }
 
   void begin(int64_t n) {
-    own.resize(all.call, batch_of(n), head_of(n));
+    own.resize(all.call, batch_of(n), head_of(n), all.call.queries * all.call.group() / all.parts);
     all.packed[n] = &own;
     if (all.watched) all.observers[n].resize(all.tasks);
   }
@@ -81,9 +81,10 @@ template <class T> struct HeadWorker {
                                                              all.queries.first(panels.last));
       observer = all.observers[n][task].get();
     }
-    for (int64_t first = panels.first; first < panels.last; first += kPanels)
+    const int64_t some = all.watched ? Stash<T>::panels(all.call.keys, kPanels) : kPanels;
+    for (int64_t first = panels.first; first < panels.last; first += some)
       forward_block<T>(all.call, all.plan->sights, all.queries, all.plan->seen, *all.packed[n], b, h, first,
-                       std::min(first + kPanels, panels.last), work, observer);
+                       std::min(first + some, panels.last), work, observer);
   }
 
   // All queries of a group are done: what was summed over chunks of them is added up in their order.
@@ -111,11 +112,13 @@ template <class T> void forward_as(const Call& call, int threads) {
   Room<T>* const room = rooms.data();
   parallel_groups(call, heads.count, int64_t(heads.steps.size()), heads.tasks, int(workers),
                   [&](int64_t worker) { return HeadWorker<T>(heads, room[worker]); });
-  if (heads.count)
-    call.uses(workers * room[0].work.bytes() + std::min(workers, heads.count) * (heads.packed[0]->bytes() + heads.observing) +
-              heads.plan->bytes());
+  if (heads.count) {
+    const int64_t each = room[0].work.bytes() + (heads.watched ? room[0].work.stash.bytes() : 0);
+    const int64_t head = heads.packed[0]->bytes() + heads.observing;
+    call.uses(workers * each + std::min(workers, heads.count) * head + heads.plan->bytes());
+  }
   int64_t kept = 0;
-  for (auto& one : rooms) kept += one.packed.bytes() + one.work.bytes();
+  for (auto& one : rooms) kept += one.packed.bytes() + one.work.bytes() + one.work.stash.bytes();
   if (kept <= kKeptBytes * workers) kept_rooms = std::move(rooms);  // a long sequence is not held on to
 }
 

@@ -1,25 +1,34 @@
 // The one product in the inner loop: C (kRows × panel) = or += A (depth × kRows)ᵀ · B (depth × panel), in registers.
 #pragma once
+#include <algorithm>
+
 #include "isa.h"
 
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-// `vecs` are those of the panel's vectors that hold queries.
-template <class T, bool add, int vecs = kVecs>
-inline void micro(const T* __restrict a, const T* __restrict b, int64_t depth, T* __restrict c) {
+// `vecs` are those of the panel's vectors that hold queries; `a(i, d)` is A's number in row i.
+template <class T, bool add, int vecs, class A>
+CLEARHEAD_INLINE void micro_of(A a, const T* __restrict b, int64_t depth, T* __restrict c) {
   constexpr int lanes = kLanes<T>, panel = kPanel<T>;
   Vec<T> acc[kRows][vecs];
   for (int i = 0; i < kRows; ++i)
     for (int j = 0; j < vecs; ++j) acc[i][j] = add ? load<T>(c + i * panel + j * lanes) : Vec<T>{};
-  for (int64_t d = 0; d < depth; ++d, a += kRows, b += panel) {
+  for (int64_t d = 0; d < depth; ++d, b += panel) {
     Vec<T> row[vecs];
     for (int j = 0; j < vecs; ++j) row[j] = load<T>(b + j * lanes);
-    for (int i = 0; i < kRows; ++i)
-      for (int j = 0; j < vecs; ++j) acc[i][j] += a[i] * row[j];
+    for (int i = 0; i < kRows; ++i) {
+      const T number = a(i, d);
+      for (int j = 0; j < vecs; ++j) acc[i][j] += number * row[j];
+    }
   }
   for (int i = 0; i < kRows; ++i)
     for (int j = 0; j < vecs; ++j) store<T>(c + i * panel + j * lanes, acc[i][j]);
+}
+
+template <class T, bool add, int vecs = kVecs>
+inline void micro(const T* __restrict a, const T* __restrict b, int64_t depth, T* __restrict c) {
+  micro_of<T, add, vecs>([a](int i, int64_t d) CLEARHEAD_LAMBDA { return a[d * kRows + i]; }, b, depth, c);
 }
 
 #if defined(CLEARHEAD_NEON)
@@ -84,6 +93,35 @@ inline void product(const T* a, int64_t blocks, const T* b, int64_t depth, int64
   if (vecs == kVecs) return product_of<T, add, kVecs>(a, blocks, b, depth, stride, c);
   if (vecs == 1) return product_of<T, add, 1>(a, blocks, b, depth, stride, c);
   product_of<T, add, 2>(a, blocks, b, depth, stride, c);
+}
+
+// A where it lies: `count` rows of it, `stride` apart, or columns of rows. Who reads it a few times need not pack it, where numbers
+// are taken from memory one by one.
+#if defined(CLEARHEAD_AVX2) || defined(CLEARHEAD_AVX512)
+constexpr bool kAsItLies = true;
+#else
+constexpr bool kAsItLies = false;
+#endif
+
+// C = Aᵀ · B for rows of A; in the last block those past the end are the last once more.
+template <class T, int vecs = kVecs>
+inline void rows_product(const T* a, int64_t count, const T* b, int64_t depth, int64_t stride, T* c, int wanted) {
+  if constexpr (vecs > 1)
+    if (wanted < vecs) return rows_product<T, vecs - 1>(a, count, b, depth, stride, c, wanted);
+  for (int64_t first = 0; first < count; first += kRows, c += kRows * kPanel<T>) {
+    const T* rows[kRows];
+    for (int64_t i = 0; i < kRows; ++i) rows[i] = a + std::min(first + i, count - 1) * stride;
+    micro_of<T, false, vecs>([&](int i, int64_t d) CLEARHEAD_LAMBDA { return rows[i][d]; }, b, depth, c);
+  }
+}
+
+// C += A · B for `blocks` of kRows columns of A.
+template <class T, int vecs = kVecs>
+inline void columns_product(const T* a, int64_t blocks, const T* b, int64_t depth, int64_t stride, T* c, int wanted) {
+  if constexpr (vecs > 1)
+    if (wanted < vecs) return columns_product<T, vecs - 1>(a, blocks, b, depth, stride, c, wanted);
+  for (int64_t n = 0; n < blocks; ++n, a += kRows, c += kRows * kPanel<T>)
+    micro_of<T, true, vecs>([a, stride](int i, int64_t d) CLEARHEAD_LAMBDA { return a[d * stride + i]; }, b, depth, c);
 }
 
 }  // namespace CLEARHEAD_ISA

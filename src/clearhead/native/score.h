@@ -39,8 +39,16 @@ template <class T> struct Packed {
   std::vector<int64_t> place;  // for each tile of keys: the place of its first; −1 for a tile that nobody sees
   int64_t value_stride = 0;
   TilePacked tiles;   // instead of k, and maybe v, where their products go by tiles
+  struct Lying { const T* at = nullptr; int64_t stride = 0; };
+  Lying keys_lie, values_lie;  // instead of k and v, where they are read as they lie
 
   bool tiled_values() const { return tiles.used && kTiledValues; }
+
+  // A number of the values of a key that is held.
+  T value(int64_t j, int64_t c) const {
+    if (values_lie.at) return values_lie.at[j * values_lie.stride + c];
+    return v[c / kRows * value_stride + at(j) * kRows + c % kRows];
+  }
 
   // Keys are read from a multiple of this on.
   int64_t grain() const { return tiles.used ? kTileGrain : kRows; }
@@ -56,13 +64,17 @@ template <class T> struct Packed {
 
   int64_t bytes() const { return int64_t((k.size() + v.size()) * sizeof(T) + odd.size()) + tiles.bytes(); }
 
-  void resize(const Call& call, int64_t b, int64_t head) {
+  // `readers`: the queries that will read them.
+  void resize(const Call& call, int64_t b, int64_t head, int64_t readers) {
     const int64_t count = find_places(call, b, head);
     odd.assign(call.keys, 0);
     odd_tiles.assign(place.size(), 0);
     tiles.resize(call, count);
-    if (!tiles.used) k.resize(rounded(count, kRows) * call.features);
-    if (tiled_values()) return;
+    const bool few = kAsItLies && !tiles.used && readers <= kFewPanels * kPanel<T> && !call.wanted.second_look();
+    keys_lie = few ? lying(call.k, b, head) : Lying();
+    values_lie = few && call.width % kRows == 0 ? lying(call.v, b, head) : Lying();
+    if (!tiles.used && !keys_lie.at) k.resize(rounded(count, kRows) * call.features);
+    if (tiled_values() || values_lie.at) return;
     // blocks whole pages apart would all be written to the same few lines of the cache
     constexpr int64_t page = 4096 / int64_t(sizeof(T)), line = 64 / int64_t(sizeof(T));
     value_stride = count * kRows + (count * kRows % page ? 0 : line);
@@ -76,9 +88,11 @@ template <class T> struct Packed {
       call.stop.check();
       const int64_t some = std::min(kTile, last - j);
       uint8_t* const here = odd.data() + j;
-      if (tiles.used) tiles.pack(call, b, head, j, some, at(j), here);
+      if (keys_lie.at) look(call, keys_lie, call.features, j, some, here);
+      else if (tiles.used) tiles.pack(call, b, head, j, some, at(j), here);
       else pack_rows<T>(call.k, b, head, j, some, call.features, kRows, scratch, k.data() + at(j) * call.features, here);
-      if (!tiled_values())
+      if (values_lie.at) look(call, values_lie, call.width, j, some, here);
+      else if (!tiled_values())
         pack_columns<T>(call.v, b, head, j, some, call.width, value_stride, scratch, v.data() + at(j) * kRows, here);
       // others may be packing more of this tile
       if (std::any_of(here, here + some, [](uint8_t x) { return x; })) __atomic_store_n(&odd_tiles[j / kTile], 1, __ATOMIC_RELAXED);
@@ -86,6 +100,20 @@ template <class T> struct Packed {
   }
 
  private:
+  static constexpr int64_t kFewPanels = 4;  // of queries, for which packing takes longer than it saves
+
+  // Where a head's rows lie, if they can be read as they do.
+  static Lying lying(const View& view, int64_t b, int64_t head) {
+    constexpr int64_t size = sizeof(T);
+    if (view.type != kOwn<T> || view.col != size || view.row % size) return {};
+    return {reinterpret_cast<const T*>(view.at(b, head)), view.row / size};
+  }
+
+  // Which rows are not finite, where a mask may hide them.
+  static void look(const Call& call, const Lying& rows, int64_t columns, int64_t first, int64_t count, uint8_t* odd) {
+    for (int64_t r = 0; !call.mask.empty() && r < count; ++r) odd[r] |= is_odd<T>(rows.at + (first + r) * rows.stride, columns);
+  }
+
   // How many keys lie in tiles that a query of one of the heads may see.
   int64_t find_places(const Call& call, int64_t b, int64_t head) {
     place.assign((call.keys + kTile - 1) / kTile, -1);

@@ -77,7 +77,19 @@ template <class T> struct Rows {
     weigh_each(s, count, factor, [](T* at, Vec<T> weight, int) CLEARHEAD_LAMBDA { store<T>(at, weight); });
   }
 
-  // The same, and d[key][query] becomes the weight · (d − spread), which is the derivative of a score.
+  // The same for what `exponentiate` left when `then` were the largest scores.
+  void weigh_again(T* s, int64_t count, T factor, const T* then) const {
+    T shift[panel];
+    shifts(shift);
+    Vec<T> share[kVecs], limited[kVecs];
+    for (int j = 0; j < kVecs; ++j) share[j] = (load<T>(then + j * lanes) - load<T>(shift + j * lanes)) * factor;
+    exp2<T, kVecs>(share, limited);
+    for (int x = 0; x < panel; ++x) share[x / lanes][x % lanes] = total[x] == 0 ? T(0) : share[x / lanes][x % lanes] / total[x];
+    for (int64_t k = 0; k < count; ++k)
+      for (int j = 0; j < kVecs; ++j) store<T>(s + k * panel + j * lanes, load<T>(s + k * panel + j * lanes) * share[j]);
+  }
+
+  // As `weigh`, and d[key][query] becomes the weight · (d − spread), which is the derivative of a score.
   void weigh(T* s, int64_t count, T factor, T* d, const T* spread) const {
     weigh_each(s, count, factor, [&](T* at, Vec<T> weight, int lane) CLEARHEAD_LAMBDA {
       T* const here = d + (at - s);
