@@ -159,10 +159,10 @@ def test_memory_of_its_own_is_counted() -> None:
         assert threads * one_head <= module.compiled.used <= 2 * threads * one_head
 
 
-@pytest.mark.parametrize("queries, keys", [(40, 90_000), (200, 12_000), (100, 22_000)])
+@pytest.mark.parametrize(("queries", "keys"), [(40, 90_000), (200, 12_000), (100, 22_000)])
 @pytest.mark.parametrize("mask", [None, ch.causal(), ch.window(5_000), ch.lengths(700) | ch.global_tokens([3, 80])])
 def test_what_the_first_look_kept_and_what_is_computed_again(queries: int, keys: int, mask: ch.Mask | None) -> None:
-    """Exponentials are kept for the second look where there is room for some panels' of them, or for all, or for none."""
+    """Exponentials are kept for the second look where there is room: for all panels, for some, or for none."""
     q, k, v = arrays(1, queries, keys, 4)
     q *= 5
     seen, exact = (

@@ -33,9 +33,11 @@ from clearhead.core.temperature import tempered
 from clearhead.kernels.choose import at_once, choose, choose_gradients, settled
 from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense
+from clearhead.kernels.observed_again import as_given
 from clearhead.kernels.prepared import (
     OBSERVED,
     attended_kind,
+    observed_here_kind,
     observed_jax_kind,
     observed_kind,
     remember_attended,
@@ -194,8 +196,8 @@ def observe(
     kind = None
     plain = bias is None and softcap is None and sinks is None and dropout is None and queries is None and not weights
     place = _place(q, k, v) if plain and kernel is None else None
-    if place in ("cuda", "jax"):
-        kind_of = observed_kind if place == "cuda" else observed_jax_kind
+    if place is not None:
+        kind_of = {"cuda": observed_kind, "jax": observed_jax_kind}.get(place, observed_here_kind)
         kind = kind_of(q, k, v, mask, scale, (top, received, received_max, removal, map))
         again = None if kind is None else OBSERVED.get(kind)
         seen = None if again is None else again(q, k, v)
@@ -211,7 +213,8 @@ def observe(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, want=asked
     )  # fmt: skip
     observed = _run(choose(problem, kernel), problem, kernel)
-    remember_what_ran(problem, kind)
+    if place in ("cuda", "jax") or (kind is not None and as_given(problem, q, k, v)):
+        remember_what_ran(problem, kind)
     if problem.sinks is not None:
         observed = replace(observed, share=keys_share(problem.library, problem.sinks, observed.lse))
     return observed.each(problem.restore) if problem.headless else observed

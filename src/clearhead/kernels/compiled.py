@@ -19,6 +19,7 @@ from clearhead.core.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.extension import NOT_BUILT, OBSERVES, TYPES, at, native
+from clearhead.kernels.observed_again import observed_again_of
 from clearhead.kernels.prepared import Effort, remember
 
 WIDEST = 512
@@ -69,7 +70,10 @@ class Compiled:
         ran = running.forward(self.isa)
         self.used = running.call.bytes
         if not self.isa and not running.lent and not again:
-            remember(problem, running.call, running.effort)
+            if problem.want is not None:
+                problem.found["again"] = observed_again_of(problem, running.call, running.effort, ran.observed)
+            else:
+                remember(problem, running.call, running.effort)
         return ran
 
     def how(self, problem: Problem) -> str | None:

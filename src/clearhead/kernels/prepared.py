@@ -162,11 +162,16 @@ def part_of(mask: Any, scale: Any, of_array: Callable[[Array, Mask], Any] = as_n
     return mask_key(mask, of_array) if isinstance(mask, Mask) else None
 
 
+def learns(q: Array, k: Array, v: Array) -> bool:
+    """Are gradients of some tensor wanted?"""
+    return bool(q.requires_grad or k.requires_grad or v.requires_grad) and sys.modules["torch"].is_grad_enabled()
+
+
 def on_tensors(q: Array, k: Array, v: Array, mask: Any, scale: Any) -> Array | None:
     """The output, for a kind of call on PyTorch tensors that was remembered; None for what is unusual."""
     if not (q.is_cpu and k.is_cpu and v.is_cpu):
         return None
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and sys.modules["torch"].is_grad_enabled():
+    if learns(q, k, v):
         return None
     one = known(tensor_kind, q, k, v, mask, scale)
     return None if one is None else one.tensors(q, k, v)
@@ -214,7 +219,7 @@ def remember_program(problem: Problem, program: Any) -> None:
     keep(PROGRAMS, problem, jax_kind, program, as_copy)
 
 
-# observed calls by kind, each a function of q, k and v: on a GPU it launches what was launched before; a program of JAX
+# observed calls by kind, each a function of q, k and v: it launches or calls what ran before, or is a program of JAX
 OBSERVED: dict[Any, Any] = {}
 ASKED = frozenset((bool, int, tuple, type(None)))  # of what is asked for, what is compared as it is
 
@@ -280,19 +285,33 @@ def observed_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tu
     `asked` is how many of the largest, what each key received and its like, of all queries or of the last ones, and the
     sides of a map.
     """
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and sys.modules["torch"].is_grad_enabled():
-        return None
-    kinds = tuple(map(type, asked))  # True is 1, and means something else
-    if not ASKED.issuperset(kinds):
-        return None
-    kind = kind_on_gpu(q, k, v, mask, scale)
+    kinds = None if learns(q, k, v) else kinds_of(asked)
+    kind = None if kinds is None else kind_on_gpu(q, k, v, mask, scale)
     return None if kind is None else (kind, asked, kinds)
+
+
+def kinds_of(asked: tuple[Any, ...]) -> Any:
+    """The types of what is asked for, since True is 1 and means something else; None where some cannot be compared."""
+    kinds = tuple(map(type, asked))
+    sides = (side for one in asked if type(one) is tuple for side in one)
+    return kinds if ASKED.issuperset(kinds) and all(type(side) is int for side in sides) else None
+
+
+def observed_here_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
+    """The same for NumPy arrays and for tensors in memory."""
+    arrays = type(q) is np.ndarray
+    if not arrays and not (q.is_cpu and k.is_cpu and v.is_cpu and not learns(q, k, v)):
+        return None
+    part, kinds = part_of(mask, scale, as_numbers), kinds_of(asked)
+    if part is None or kinds is None or not q.ndim == k.ndim == v.ndim > 2:
+        return None
+    return (array_kind if arrays else tensor_kind)(q, k, v, part, scale), asked, kinds
 
 
 def observed_jax_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
     """The same for JAX arrays."""
-    part, kinds = part_of(mask, scale, as_numbers), tuple(map(type, asked))
-    if part is None or not ASKED.issuperset(kinds) or not q.ndim == k.ndim == v.ndim > 2:
+    part, kinds = part_of(mask, scale, as_numbers), kinds_of(asked)
+    if part is None or kinds is None or not q.ndim == k.ndim == v.ndim > 2:
         return None
     return jax_kind(q, k, v, part, scale), asked, kinds
 
@@ -311,9 +330,9 @@ def remember_observed(kind: Any, again: Any) -> None:
 
 
 def remember_what_ran(problem: Problem, kind: Any) -> None:
-    """Keep for the next call of its kind how this one ran: as tensors on a GPU, or as a program of JAX."""
+    """Keep for the next call of its kind how this one ran: on tensors or arrays, or as a program of JAX."""
     found = problem.found
-    if kind is not None and "again" in found:
+    if kind is not None and found.get("again") is not None:
         make_way(OBSERVED, kind)
         remember_observed(kind, found["again"])
     elif kind is not None and "program" in found:

@@ -205,12 +205,11 @@ void lend(int64_t number, void* stream, const std::vector<Given>& given, const s
 
 }  // namespace
 
-bool clearhead::run_again(Call& call, void* q, void* k, void* v, void* out, int threads, int team, bool interruptible) {
+// A call that was kept runs again, where nobody else has it: `tell` says where its arrays lie now.
+template <class Tell> static bool again(Call& call, int threads, int team, bool interruptible, Tell tell) {
   if (call.busy.exchange(true)) return false;
   call.team = team, call.interruptible = interruptible;
-  void* const places[] = {q, k, v, out};
-  View* const views[] = {&call.q, &call.k, &call.v, &call.out};
-  for (int n = 0; n < 4; ++n) views[n]->data = static_cast<char*>(places[n]);
+  tell();
   call.stop.reset();
   try {
     run(call, "", threads, false);
@@ -220,6 +219,31 @@ bool clearhead::run_again(Call& call, void* q, void* k, void* v, void* out, int 
   }
   call.busy = false;
   return true;
+}
+
+bool clearhead::run_again(Call& call, void* q, void* k, void* v, void* out, int threads, int team, bool interruptible) {
+  return again(call, threads, team, interruptible, [&] {
+    void* const places[] = {q, k, v, out};
+    View* const views[] = {&call.q, &call.k, &call.v, &call.out};
+    for (int n = 0; n < 4; ++n) views[n]->data = static_cast<char*>(places[n]);
+  });
+}
+
+// The same of an observed call. Its arrays: q, k, v, output; log-sum-exp, peak, total, largest score, entropy; and what was asked
+// for of the weights, in the order in which it was.
+static bool observe_again(Call& call, const std::vector<uintptr_t>& places, int threads, int team, bool interruptible) {
+  size_t count = 9;
+  for (const Asked& one : call.wanted.of_weights) count += one.arrays.size();
+  if (places.size() != count) throw std::invalid_argument("an observed call has another number of arrays");
+  return again(call, threads, team, interruptible, [&] {
+    View* const views[] = {&call.q, &call.k, &call.v, &call.out};
+    void** const rows[] = {&call.lse, &call.peak, &call.total, &call.wanted.max_score, &call.wanted.entropy};
+    auto place = places.begin();
+    for (View* view : views) view->data = static_cast<char*>(pointer(*place++));
+    for (void** row : rows) *row = pointer(*place++);
+    for (Asked& one : call.wanted.of_weights)
+      for (void*& array : one.arrays) array = pointer(*place++);
+  });
 }
 
 NB_MODULE(_native, m) {
@@ -291,6 +315,7 @@ NB_MODULE(_native, m) {
       .def("again_on", [](Call& c, nb::handle q, nb::handle k, nb::handle v, nb::handle out, int threads, int team, bool interruptible) {
         return run_again(c, address(q), address(k), address(v), address(out), threads, team, interruptible);
       })
+      .def("observe_again", observe_again)
       .def("forward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, false); })
       .def("backward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, true); });
   set_pointer<&Call::lse>(call, "lse");

@@ -74,14 +74,7 @@ template <class T> class Observer {
 
   Observer(const Call& call, const Sought& sought, int64_t b, int64_t h, int64_t first, int64_t last)
       : call_(call), want_(sought), b_(b), h_(h), last_(last), by_key_(call, sought.by_key, b, h) {
-    if (want_.received) {
-      received_.assign(call.keys, T(0));
-      tile_.assign(kTile * panel, T(0));
-    }
-    if (want_.top) {
-      steps_.resize(kTile * panel);
-      ends_.resize(kTile);
-    }
+    if (want_.received) received_.assign(call.keys, T(0));
     if (want_.map_rows) {
       first_bin_ = bin(first);
       const int64_t bins = bin(last - 1) - first_bin_ + 1;
@@ -111,23 +104,10 @@ template <class T> class Observer {
   }
 
   // All panels have shown their weights for keys [j0, j1).
-  void end_tile(int64_t j0, int64_t j1) {
-    by_key_.end_tile(j0, j1);
-    if (!want_.received) return;
-    for (int64_t j = j0; j < j1; j += 4) {
-      const int64_t some = std::min<int64_t>(4, j1 - j);
-      Vec<T> totals[4] = {};
-      for (int64_t n = 0; n < some; ++n)
-        for (int x = 0; x < kVecs; ++x) totals[n] += load<T>(tile_.data() + (j + n - j0) * panel + x * lanes);
-      T four[4];
-      sums_of_four<T>(totals, four);
-      for (int64_t n = 0; n < some; ++n) received_[j + n] += four[n];
-    }
-    std::fill(tile_.begin(), tile_.end(), T(0));
-  }
+  void end_tile(int64_t j0, int64_t j1) { by_key_.end_tile(j0, j1); }
 
   int64_t bytes() const {
-    return int64_t((received_.size() + tile_.size() + sums_.size() + tops_.size()) * sizeof(T)) + by_key_.bytes();
+    return int64_t((received_.size() + sums_.size() + tops_.size()) * sizeof(T)) + by_key_.bytes();
   }
 
   // Add what this chunk summed to the results; chunks of a head come in order.
@@ -151,6 +131,17 @@ template <class T> class Observer {
   }
 
  private:
+  // Of the steps of a tile: the largest weight for each query, and the key after each. A thread has one for all its observers.
+  struct Steps {
+    Buffer<T> most = Buffer<T>(kTile * panel);
+    std::vector<int64_t> ends = std::vector<int64_t>(kTile);
+
+    static Steps& here() {
+      static thread_local Steps own;
+      return own;
+    }
+  };
+
   // The larger of two, or NaN.
   static T larger(T a, T b) { return a >= b || a != a ? a : b; }
 
@@ -170,9 +161,8 @@ template <class T> class Observer {
   }
 
   void receive_some(const T* weights, int64_t i0, int64_t j0, int64_t j1) {
-    T* tile = tile_.data() + (j0 % kTile) * panel;
     for (int64_t k = 0; k < j1 - j0; ++k)
-      for (int64_t x = want_.received_from - i0; x < panel; ++x) tile[k * panel + x] += weights[k * panel + x];
+      for (int64_t x = want_.received_from - i0; x < panel; ++x) received_[j0 + k] += weights[k * panel + x];
   }
 
   // Once through the tile for everything that looks at each weight. Keys go in steps that do not cross a column of the map; the
@@ -181,7 +171,7 @@ template <class T> class Observer {
   void walk(const T* weights, int64_t i0, int64_t i1, int64_t j0, int64_t j1, bool pooled, bool ranked) {
     int64_t places[panel];  // of each query's row in the map
     for (int64_t i = i0; pooled && i < i1; ++i) places[i - i0] = (bin(i) - first_bin_) * want_.map_columns;
-    T* tile = received ? tile_.data() + (j0 % kTile) * panel : nullptr;
+    T* const got = received ? received_.data() + j0 : nullptr;
     int64_t steps = 0;
     for (int64_t j = j0; j < j1;) {
       const int64_t column = pooled ? (j + want_.first_key) * want_.map_columns / want_.map_keys : 0;
@@ -191,17 +181,31 @@ template <class T> class Observer {
       while (j < border) {
         const int64_t end = std::min(j + kStep, border);
         Vec<T> most[kVecs] = {};
-        for (int64_t k = j - j0; k < end - j0; ++k)
+        const auto take = [&](int64_t k) CLEARHEAD_LAMBDA {  // what all queries give a key, in as many parts as there are lanes
+          Vec<T> all = {};
           for (int x = 0; x < kVecs; ++x) {
             const Vec<T> w = load<T>(weights + k * panel + x * lanes);
             total[x] += w;
             most[x] = max(most[x], w);
-            if (received) store<T>(tile + k * panel + x * lanes, load<T>(tile + k * panel + x * lanes) + w);
+            if (received) all = x ? all + w : w;
           }
+          return all;
+        };
+        int64_t k = j - j0;
+        for (; k + 4 <= end - j0; k += 4) {
+          const Vec<T> given[4] = {take(k), take(k + 1), take(k + 2), take(k + 3)};
+          T four[4];
+          if (received) sums_of_four<T>(given, four);
+          for (int n = 0; received && n < 4; ++n) got[k + n] += four[n];
+        }
+        for (; k < end - j0; ++k) {
+          const Vec<T> given = take(k);
+          if (received) got[k] += sum<T>(given);
+        }
         for (int x = 0; x < kVecs; ++x) top[x] = max(top[x], most[x]);
         if (ranked) {
-          for (int x = 0; x < kVecs; ++x) store<T>(steps_.data() + steps * panel + x * lanes, most[x]);
-          ends_[steps++] = end;
+          for (int x = 0; x < kVecs; ++x) store<T>(steps_.most.data() + steps * panel + x * lanes, most[x]);
+          steps_.ends[steps++] = end;
         }
         j = end;
       }
@@ -238,11 +242,12 @@ template <class T> class Observer {
     T* const all = best(i0);
     int64_t* const keys = want_.top_indices + (call_.row_of(b_, h_) + i0) * want_.top;
     int64_t first = j0;
-    for (int64_t n = 0; n < steps; first = ends_[n++])
-      for (uint64_t news = lanes_from<T>(steps_.data() + n * panel, low); news; news &= news - 1) {
+    for (int64_t n = 0; n < steps; first = steps_.ends[n++])
+      for (uint64_t news = lanes_from<T>(steps_.most.data() + n * panel, low); news; news &= news - 1) {
         const int x = __builtin_ctzll(news);
         const T* const column = weights + (first - j0) * panel + x;
-        uint32_t found = ends_[n] - first == kStep ? no_less<kStep>(column, low[x]) : no_less(column, low[x], ends_[n] - first);
+        const int64_t count = steps_.ends[n] - first;
+        uint32_t found = count == kStep ? no_less<kStep>(column, low[x]) : no_less(column, low[x], count);
         for (; found; found &= found - 1)
           if (const int64_t k = __builtin_ctz(found); column[k * panel] > least[x])
             least[x] = insert(all + x * want_.top, keys + x * want_.top, want_.top, column[k * panel], first + k);
@@ -276,7 +281,7 @@ template <class T> class Observer {
     for (int x = 0; x < kVecs; ++x) {
       Best<T, most> sorted;
       for (int64_t n = 0; n < steps; n += kTogetherBest)
-        sorted.add(steps_.data() + n * panel + x * lanes, panel, steps - n, load<T>(least + x * lanes));
+        sorted.add(steps_.most.data() + n * panel + x * lanes, panel, steps - n, load<T>(least + x * lanes));
       store<T>(bar + x * lanes, sorted.at(want_.top - 1));
     }
   }
@@ -313,9 +318,8 @@ template <class T> class Observer {
   const int64_t b_, h_, last_;
   int64_t first_bin_ = 0;
   ByKey<T> by_key_;
-  Buffer<T> received_, tile_, sums_, tops_;
-  Buffer<T> steps_;            // the largest weight of each step of a tile, for each query
-  std::vector<int64_t> ends_;  // the key after each step
+  Buffer<T> received_, sums_, tops_;
+  Steps& steps_ = Steps::here();
 };
 
 }  // namespace CLEARHEAD_ISA

@@ -181,13 +181,14 @@ def look(
     if top:
         shape = (batch, heads, queries, top)
         best = Top(launch.room(shape, torch.int64, q.device), new(shape))
+        power = 1 << (top - 1).bit_length()
         launch(
             ("choose", name), choose, (-(-batch * heads * queries // 128),),
             counts, found, done.peak, done.total, best.weights, best.indices, batch * heads * queries,
-            scale if softcap is None else 1.0, factor, top, num_warps=4,
+            scale if softcap is None else 1.0, factor, top, power, num_warps=4,
         )  # fmt: skip
         constants = {
-            "TOP": top, "K": max(2, 1 << (top - 1).bit_length()), "HEAD_DIM": head_dim, "UPPER": plain.upper,
+            "TOP": top, "K": max(2, power), "HEAD_DIM": head_dim, "UPPER": plain.upper,
             "LOWER": plain.lower, "PROGRAM": None if masked is None else masked.program, "SOFTCAP": plain.softcap,
             "HELD": HELD,
         }  # fmt: skip

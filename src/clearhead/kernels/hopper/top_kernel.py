@@ -24,50 +24,84 @@ NO_KEY = gl.constexpr(2147483647)
 def offering(count: int) -> tuple[str, str]:
     """Assembly and constraints for 16 or 32 weights of a thread: 2 keys, 8 apart, of 4 or 8 pairs of queries, 8 apart.
 
-    One comparison for each weight, and one branch that is seldom taken: what Gluon says about whole tiles of all
-    warps cannot be said about one thread. What lies behind the branch is short, a loop over the bits of a mask:
-    written out for each weight it filled the instruction cache and took three times as long as all the rest. The
-    operands are `count` each of: result (none), weight, level, key, query, address of the counters and of the lists.
+    What Gluon says about whole tiles of all warps cannot be said about one thread. Each weight is subtracted from its
+    level, and the sign, which NaN does not have, is shifted into a mask: two instructions that wait for little. What
+    lies behind the branch is short, a loop over the mask's bits: written out for each weight it filled the instruction
+    cache and took three times as long as all the rest.
+
+    A place on a list comes from memory, and waiting for it took more than half of the second look's time. So nobody
+    waits: two candidates of a thread are pending, with the place that was asked for, and put down when the next two
+    come, by when their places are there. The operands are `count` each of: result (what is pending now), weight, level,
+    key, query, what was pending, address of the counters and of the lists. Of what is pending the first eight
+    count: place, row, key and weight of either; the row is −1 where there is none.
     """
-    result, weight, level, key, query, counters, lists = ([f"${count * i + j}" for j in range(count)] for i in range(7))
-    lines = ["{", ".reg .pred some, is<32>;", ".reg .b32 mask, bit, place, row, slot, what, picked<16>;"]
-    lines += [".reg .b64 at;", f"setp.ge.f32 some, {weight[0]}, {level[0]};"]
-    lines += [f"setp.ge.or.f32 some, {weight[i]}, {level[i]}, some;" for i in range(1, count)]
-    lines += ["@!some bra DONE;", "mov.b32 mask, 0;"]
-    for i in range(count):
-        lines += [f"setp.ge.f32 some, {weight[i]}, {level[i]};", f"@some or.b32 mask, mask, {1 << i};"]
-    lines += ["AGAIN:", "bfind.u32 place, mask;", "mov.b32 bit, 1;", "shl.b32 bit, bit, place;"]
-    lines += ["xor.b32 mask, mask, bit;"]
-    half, picked = count // 2, weight
-    while half:
-        lines += [f"and.b32 what, place, {half};", f"setp.ne.u32 is{half}, what, 0;"]
-        lines += [f"selp.b32 picked{i}, {picked[i + half]}, {picked[i]}, is{half};" for i in range(half)]
-        half, picked = half // 2, [f"picked{i}" for i in range(half)]
-    lines += [
-        "and.b32 what, place, 28;",
-        "shl.b32 what, what, 1;",
-        "and.b32 place, place, 1;",
-        "add.s32 row, what, place;",
-        f"add.s32 row, row, {query[0]};",
-        f"selp.b32 what, {key[2]}, {key[0]}, is2;",
-        f"mad.wide.s32 at, row, 4, {counters[0]};",
-        "atom.global.add.u32 slot, [at], 1;",
-        f"setp.lt.u32 some, slot, {HELD};",
-        f"mad.wide.s32 at, row, {8 * HELD}, {lists[0]};",
-        "mad.wide.u32 at, slot, 8, at;",
-        "@some st.global.v2.b32 [at], {picked0, what};",
-        "setp.ne.u32 some, mask, 0;",
-        "@some bra AGAIN;",
-        "DONE:",
+    names = ("result", "weight", "level", "key", "query", "pending", "counters", "lists")
+    operands = {name: [f"${count * i + j}" for j in range(count)] for i, name in enumerate(names)}
+    weight, level, key = operands["weight"], operands["level"], operands["key"]
+    lines = ["{", ".reg .pred some, is<32>;", ".reg .b64 at;"]
+    lines += [".reg .b32 mask, mask<4>, bit, place, row, what, had<8>, picked<16>;"]
+    lines += [*(f"mov.b32 had{i}, {operands['pending'][i]};" for i in range(8))]
+    for chain in range(count // 8):  # none of which waits for another
+        lines += [f"mov.b32 mask{chain}, 0;"]
+    for i in range(7, -1, -1):
+        for chain in range(count // 8):
+            lines += [f"sub.f32 what, {level[8 * chain + i]}, {weight[8 * chain + i]};"]
+            lines += [f"shf.l.wrap.b32 mask{chain}, what, mask{chain}, 1;"]
+    lines += ["mov.b32 mask, mask0;"]
+    lines += [f"mad.lo.u32 mask, mask{chain}, {1 << 8 * chain}, mask;" for chain in range(1, count // 8)]
+    lines += ["setp.ne.u32 some, mask, 0;", "@!some bra DONE;"]
+    lines += ["AGAIN:"]
+    for pending in (0, 4):
+        lines += ["bfind.u32 place, mask;", "mov.b32 bit, 1;", "shl.b32 bit, bit, place;", "xor.b32 mask, mask, bit;"]
+        half, picked = count // 2, weight
+        while half:
+            lines += [f"and.b32 what, place, {half};", f"setp.ne.u32 is{half}, what, 0;"]
+            lines += [f"selp.b32 picked{i}, {picked[i + half]}, {picked[i]}, is{half};" for i in range(half)]
+            half, picked = half // 2, [f"picked{i}" for i in range(half)]
+        lines += [
+            *put_down(pending, operands["lists"][0]),
+            "and.b32 what, place, 28;",
+            "shl.b32 what, what, 1;",
+            "and.b32 place, place, 1;",
+            "add.s32 row, what, place;",
+            f"add.s32 had{pending + 1}, row, {operands['query'][0]};",
+            f"selp.b32 had{pending + 2}, {key[2]}, {key[0]}, is2;",
+            f"mov.b32 had{pending + 3}, picked0;",
+            f"mad.wide.s32 at, had{pending + 1}, 4, {operands['counters'][0]};",
+            f"atom.global.add.u32 had{pending}, [at], 1;",
+            "setp.ne.u32 some, mask, 0;",
+            "@!some bra DONE;" if pending == 0 else "@some bra AGAIN;",
+        ]
+    lines += ["DONE:"]
+    lines += [f"mov.b32 {place}, {f'had{i}' if i < 8 else 0};" for i, place in enumerate(operands["result"])] + ["}"]
+    return "\n".join(lines), ",".join(["=r"] * count + ["f"] * (2 * count) + ["r"] * (3 * count) + ["l"] * (2 * count))
+
+
+def put_down(pending: int, lists: str) -> list[str]:
+    """Assembly that writes a candidate, if there is one, to its place on the list of its row, if there is room."""
+    place, row, key, weight = (f"had{pending + i}" for i in range(4))
+    return [
+        f"setp.ge.s32 some, {row}, 0;",
+        f"setp.lt.and.u32 some, {place}, {HELD}, some;",
+        f"mad.wide.s32 at, {row}, {8 * HELD}, {lists};",
+        f"mad.wide.u32 at, {place}, 8, at;",
+        f"@some st.global.v2.b32 [at], {{{weight}, {key}}};",
     ]
-    lines += [f"mov.b32 {place}, 0;" for place in result] + ["}"]
-    kinds = ["=r"] * count + ["f", "f", "r", "r", "l", "l"] * count
-    kinds[count:] = sorted(kinds[count:], key=["f", "r", "l"].index)
-    return "\n".join(lines), ",".join(kinds)
+
+
+def ending(count: int) -> tuple[str, str]:
+    """The same for the end: what is pending is put down. The operands are `count` of: result, pending, lists."""
+    lines = ["{", ".reg .pred some;", ".reg .b32 had<8>;", ".reg .b64 at;"]
+    lines += [f"mov.b32 had{i}, ${count + i};" for i in range(8)]
+    lines += [*put_down(0, f"${2 * count}"), *put_down(4, f"${2 * count}")]
+    lines += [f"mov.b32 ${i}, 0;" for i in range(count)] + ["}"]
+    return "\n".join(lines), ",".join(["=r"] * count + ["r"] * count + ["l"] * count)
 
 
 BY_16 = gl.constexpr(offering(16))
 BY_32 = gl.constexpr(offering(32))
+END_16 = gl.constexpr(ending(16))
+END_32 = gl.constexpr(ending(32))
 
 
 @gluon.jit
@@ -79,30 +113,51 @@ def halves(x):
 
 
 @gluon.jit
-def offer(exponent, levels, key, first, counts, found, offset, COUNT: gl.constexpr):
-    """Put the keys whose weight reaches the level of a query, which is in shared memory, on its list."""
-    _, key = gl.broadcast(exponent, key[:, None])
-    counters = (counts + offset).to(gl.int64)
-    lists = (found + offset * LISTED).to(gl.int64)
-    offer_columns(exponent, levels, key, first, counters, lists, COUNT)
+def none_pending(like, COUNT: gl.constexpr):
+    """No candidate of any thread, in the form in which `offer` takes and gives them."""
+    pending = gl.full(like.shape, -1, gl.int32, like.type.layout)
+    for _ in gl.static_range(2):
+        if pending.shape[1] >= 4 * COUNT:
+            pending, _right = halves(pending)
+    return pending
 
 
 @gluon.jit
-def offer_columns(exponent, levels, key, first, counters, lists, COUNT: gl.constexpr):
+def offer(pending, exponent, levels, key, first, counts, found, offset, COUNT: gl.constexpr):
+    """Put keys whose weight is above the level of a query, which is in shared memory, on its list; what is pending."""
+    _, key = gl.broadcast(exponent, key[:, None])
+    counters = (counts + offset).to(gl.int64)
+    lists = (found + offset * LISTED).to(gl.int64)
+    return offer_columns(pending, exponent, levels, key, first, counters, lists, COUNT)
+
+
+@gluon.jit
+def offer_columns(pending, exponent, levels, key, first, counters, lists, COUNT: gl.constexpr):
     """The same, by so many columns at a time that a thread has COUNT weights."""
     HALF: gl.constexpr = exponent.shape[1] // 2
     if HALF >= 2 * COUNT:
         left, right = halves(exponent)
         key_left, key_right = halves(key)
-        offer_columns(left, levels.slice(0, HALF), key_left, first, counters, lists, COUNT)
-        offer_columns(right, levels.slice(HALF, HALF), key_right, first + HALF, counters, lists, COUNT)
+        pending = offer_columns(pending, left, levels.slice(0, HALF), key_left, first, counters, lists, COUNT)
+        pending = offer_columns(
+            pending, right, levels.slice(HALF, HALF), key_right, first + HALF, counters, lists, COUNT
+        )
     else:
         layout: gl.constexpr = gl.SliceLayout(0, exponent.type.layout)
         # the first of a thread's columns: 2 · (lane modulo 4)
         query = first + (gl.arange(0, 2 * HALF, layout) & 6)[None, :]
-        operands = [exponent, levels.load(layout)[None, :], key, query, counters, lists]
+        operands = [exponent, levels.load(layout)[None, :], key, query, pending, counters, lists]
         TEXT: gl.constexpr = BY_32 if COUNT == 32 else BY_16
-        gl.inline_asm_elementwise(TEXT[0], TEXT[1], operands, gl.int32, False, COUNT)
+        pending = gl.inline_asm_elementwise(TEXT[0], TEXT[1], operands, gl.int32, False, COUNT)
+    return pending
+
+
+@gluon.jit
+def end_offers(pending, found, offset, COUNT: gl.constexpr):
+    """What is pending goes to its lists."""
+    lists = (found + offset * LISTED).to(gl.int64)
+    TEXT: gl.constexpr = END_32 if COUNT == 32 else END_16
+    gl.inline_asm_elementwise(TEXT[0], TEXT[1], [pending, lists], gl.int32, False, COUNT)
 
 
 @gluon.jit
@@ -123,28 +178,57 @@ def denominator(peak, total, scale, factor):
 
 
 @gluon.jit(do_not_specialize=["rows"])
-def choose(counts, found, peaks, totals, weights, indices, rows, scale, factor, TOP: gl.constexpr):
-    """The largest weights of a block of queries, in descending order, and their keys, from their lists."""
-    layout: gl.constexpr = gl.BlockedLayout([1, LISTED], [32, 1], [gl.num_warps(), 1], [1, 0])
+def choose(counts, found, peaks, totals, weights, indices, rows, scale, factor, TOP: gl.constexpr, K: gl.constexpr):
+    """The largest weights of a block of queries, in descending order, and their keys, from their lists.
+
+    K is TOP or the next power of two. Most lists are less than half full.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     ROWS: gl.constexpr = 32 * gl.num_warps()
-    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    slot = gl.arange(0, LISTED, gl.SliceLayout(0, layout))
+    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout)
     count = gl.load(counts + row, row < rows, 0)
-    listed = slot[None, :] < count[:, None]
+    lists = (count, found, peaks, totals)
+    if gl.max(count, 0) <= LISTED // 2:
+        choose_of(lists, weights, indices, row, rows, scale, factor, LISTED // 2, TOP, K)
+    else:
+        choose_of(lists, weights, indices, row, rows, scale, factor, LISTED, TOP, K)
+
+
+@gluon.jit
+def choose_of(lists, weights, indices, row, rows, scale, factor, SLOTS: gl.constexpr, TOP: gl.constexpr,
+              K: gl.constexpr):  # fmt: skip
+    """The same where lists hold so many at most."""
+    count, found, peaks, totals = lists
+    ROWS: gl.constexpr = row.shape[0]
+    layout: gl.constexpr = gl.BlockedLayout([1, SLOTS], [32, 1], [gl.num_warps(), 1], [1, 0])
+    by_row: gl.constexpr = gl.SliceLayout(1, layout)
+    row = gl.convert_layout(row, by_row)
+    slot = gl.arange(0, SLOTS, gl.SliceLayout(0, layout))
+    listed = slot[None, :] < gl.convert_layout(count, by_row)[:, None]
     entry = gl.load(found + row.to(gl.int64)[:, None] * LISTED + slot[None, :], listed, 0)
     exponent = gl.where(listed, entry.to(gl.int32).to(gl.float32, bitcast=True), float("-inf"))
     key = gl.where(listed, (entry >> 32).to(gl.int32), NO_KEY)
-    place = row.to(gl.int64) * TOP
     peak = gl.load(peaks + row, row < rows, 0.0)
     total = gl.load(totals + row, row < rows, 0.0)
     _, correction = denominator(peak, total, scale, factor)
+    # a thread has a row, which it writes in whole vectors
+    ranks: gl.constexpr = gl.BlockedLayout([1, K], [32, 1], [gl.num_warps(), 1], [1, 0])
+    column = gl.arange(0, K, gl.SliceLayout(0, ranks))[None, :]
+    best = gl.full([ROWS, K], 0.0, gl.float32, ranks)
+    keys = gl.full([ROWS, K], -1, gl.int32, ranks)
     for rank in gl.static_range(TOP):
         most = gl.max(exponent, 1)
         chosen = gl.min(gl.where(exponent == most[:, None], key, NO_KEY), 1)
         weight = gl.where(total == total, gl.exp2(most) * correction, total)
-        gl.store(weights + place + rank, weight, row < rows)
-        gl.store(indices + place + rank, gl.where(weight > 0, chosen, -1).to(gl.int64), row < rows)
+        which = gl.where(weight > 0, chosen, -1)
+        best = gl.where(column == rank, gl.convert_layout(weight, gl.SliceLayout(1, ranks))[:, None], best)
+        keys = gl.where(column == rank, gl.convert_layout(which, gl.SliceLayout(1, ranks))[:, None], keys)
         exponent = gl.where(key == chosen[:, None], float("-inf"), exponent)
+    here = gl.convert_layout(row, gl.SliceLayout(1, ranks))
+    place = here.to(gl.int64)[:, None] * TOP + column
+    written = (here < rows)[:, None] & (column < TOP)
+    gl.store(weights + place, best, written)
+    gl.store(indices + place, keys.to(gl.int64), written)
 
 
 @triton.jit(do_not_specialize=["T", "S", "group", "upper", "lower", "mask"])

@@ -37,7 +37,7 @@ from clearhead.kernels.hopper.bins_kernel import Bins, first_of_bin, first_of_ti
 from clearhead.kernels.hopper.jobs import head_and_row
 from clearhead.kernels.hopper.pipeline import async_load, share
 from clearhead.kernels.hopper.softmax import capped, masked_by_bits
-from clearhead.kernels.hopper.top_kernel import offer
+from clearhead.kernels.hopper.top_kernel import end_offers, none_pending, offer
 
 LOG2E = gl.constexpr(math.log2(math.e))
 PRODUCER_REGISTERS = gl.constexpr(24)
@@ -131,7 +131,7 @@ def exponents(scores, shift, first, sees, scales, MASKED: gl.constexpr, FORM: gl
 @gluon.jit
 def end_bin(state, outputs, key, keys, number, bins, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """A bin of queries is done: its sums and largest weights go to the strip, and the sums to what was received."""
-    received, sums, tops, bin, _ = state
+    received, sums, tops, bin, _, pending = state
     if FORM.value.map:
         unit = key
         units = keys
@@ -156,7 +156,7 @@ def end_bin(state, outputs, key, keys, number, bins, FORM: gl.constexpr, CONFIG:
     if FORM.value.received:
         received += sums
     nothing = gl.full(sums.shape, 0.0, gl.float32, sums.type.layout)
-    return received, nothing, nothing + float("-inf"), bin + 1, bins.each
+    return received, nothing, nothing + float("-inf"), bin + 1, bins.each, pending
 
 
 @gluon.jit
@@ -184,7 +184,10 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
     if FORM.value.tiles:
         bin = begin - begin
         left = bin + 2**30  # its one bin does not end before the list does
-    state = (nothing, nothing, nothing + float("-inf"), bin, left)
+    pending = left  # of the largest weights
+    if FORM.value.top:
+        pending = none_pending(gl.full([ROWS, N], 0.0, gl.float32, LAYOUT), CONFIG.value.offered)
+    state = (nothing, nothing, nothing + float("-inf"), bin, left, pending)
     k = k_block.index(INDEX).reshape([ROWS, FORM.value.head_dim])
     mbarrier.wait(k_full, 0)
     if FORM.value.tiles:
@@ -200,10 +203,12 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
     if FORM.value.lower or (FORM.value.tiles and FORM.value.top):
         for tile in range(high, end):
             state = advance(tile, state, work, k, key, sees, BY_PLACE, FORM, CONFIG)
+    if FORM.value.top:
+        end_offers(state[5], outputs.found, number.to(gl.int64) * bins.queries, CONFIG.value.offered)
     if FORM.value.map and begin < end and state[4] < bins.each:
         state = end_bin(state, outputs, key, keys, number, bins, FORM, CONFIG)
     if FORM.value.received:
-        received, sums, _, _, _ = state
+        received, sums, _, _, _, _ = state
         total = gl.sum(received + sums, 1)
         place = gl.convert_layout(key, total.type.layout)
         if FORM.value.tiles:
@@ -226,7 +231,7 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
     shift = pipeline.numbers.index(slot * PARTS).load(gl.SliceLayout(0, layout))
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    received, sums, tops, bin, left = state
+    received, sums, tops, bin, left, pending = state
     if FORM.value.tiles:
         first = gl.load(bounds[3] + tile) * CONFIG.value.columns
     else:
@@ -235,7 +240,9 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     if FORM.value.top:
         levels = pipeline.numbers.index(slot * PARTS + 1)
         offset = number.to(gl.int64) * bins.queries
-        offer(exponent, levels, key, first, outputs.counts, outputs.found, offset, CONFIG.value.offered)
+        pending = offer(
+            pending, exponent, levels, key, first, outputs.counts, outputs.found, offset, CONFIG.value.offered
+        )
     weight = gl.exp2(exponent)
     if FORM.value.careful:
         weight *= pipeline.numbers.index(slot * PARTS + 2).load(gl.SliceLayout(0, layout))[None, :]
@@ -244,7 +251,7 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     sums += gl.sum(in_thread(weight), 1)
     if FORM.value.map:
         tops = gl.maximum(tops, gl.max(in_thread(exponent), 1))
-    state = (received, sums, tops, bin, left - 1)
+    state = (received, sums, tops, bin, left - 1, pending)
     if left == 1:
         state = end_bin(state, outputs, key, bounds[0], number, bins, FORM, CONFIG)
     return state
