@@ -202,16 +202,21 @@ def choose_of(lists, weights, indices, row, rows, scale, factor, SLOTS: gl.const
     ROWS: gl.constexpr = row.shape[0]
     layout: gl.constexpr = gl.BlockedLayout([1, SLOTS], [32, 1], [gl.num_warps(), 1], [1, 0])
     by_row: gl.constexpr = gl.SliceLayout(1, layout)
+    # lists are read side by side, and then each by a thread: read by one thread each, they took twice as long
+    near: gl.constexpr = gl.BlockedLayout([1, 2], [64 // SLOTS, SLOTS // 2], [gl.num_warps(), 1], [1, 0])
+    entry_row = gl.convert_layout(row, gl.SliceLayout(1, near))
+    slot = gl.arange(0, SLOTS, gl.SliceLayout(0, near))
+    listed = slot[None, :] < gl.convert_layout(count, gl.SliceLayout(1, near))[:, None]
+    entry = gl.load(found + entry_row.to(gl.int64)[:, None] * LISTED + slot[None, :], listed, 0)
+    entry = gl.convert_layout(entry, layout)
     row = gl.convert_layout(row, by_row)
     slot = gl.arange(0, SLOTS, gl.SliceLayout(0, layout))
     listed = slot[None, :] < gl.convert_layout(count, by_row)[:, None]
-    entry = gl.load(found + row.to(gl.int64)[:, None] * LISTED + slot[None, :], listed, 0)
     exponent = gl.where(listed, entry.to(gl.int32).to(gl.float32, bitcast=True), float("-inf"))
     key = gl.where(listed, (entry >> 32).to(gl.int32), NO_KEY)
     peak = gl.load(peaks + row, row < rows, 0.0)
     total = gl.load(totals + row, row < rows, 0.0)
     _, correction = denominator(peak, total, scale, factor)
-    # a thread has a row, which it writes in whole vectors
     ranks: gl.constexpr = gl.BlockedLayout([1, K], [32, 1], [gl.num_warps(), 1], [1, 0])
     column = gl.arange(0, K, gl.SliceLayout(0, ranks))[None, :]
     best = gl.full([ROWS, K], 0.0, gl.float32, ranks)
@@ -224,11 +229,14 @@ def choose_of(lists, weights, indices, row, rows, scale, factor, SLOTS: gl.const
         best = gl.where(column == rank, gl.convert_layout(weight, gl.SliceLayout(1, ranks))[:, None], best)
         keys = gl.where(column == rank, gl.convert_layout(which, gl.SliceLayout(1, ranks))[:, None], keys)
         exponent = gl.where(key == chosen[:, None], float("-inf"), exponent)
-    here = gl.convert_layout(row, gl.SliceLayout(1, ranks))
+    # they are written side by side, too
+    beside: gl.constexpr = gl.BlockedLayout([1, 1], [32 // K, K], [gl.num_warps(), 1], [1, 0])
+    here = gl.convert_layout(row, gl.SliceLayout(1, beside))
+    column = gl.arange(0, K, gl.SliceLayout(0, beside))[None, :]
     place = here.to(gl.int64)[:, None] * TOP + column
     written = (here < rows)[:, None] & (column < TOP)
-    gl.store(weights + place, best, written)
-    gl.store(indices + place, keys.to(gl.int64), written)
+    gl.store(weights + place, gl.convert_layout(best, beside), written)
+    gl.store(indices + place, gl.convert_layout(keys, beside).to(gl.int64), written)
 
 
 @triton.jit(do_not_specialize=["T", "S", "group", "upper", "lower", "mask"])
