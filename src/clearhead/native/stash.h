@@ -6,7 +6,8 @@
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-constexpr int64_t kStashBytes = 4 << 20;  // for each thread, at most: in a cache, or not far from one
+// Bytes for each thread, at most: in a cache, or not far from one. Wide panels have room for 16,384 keys, narrow ones for more.
+constexpr int64_t kStashBytes = kPanel<float> > 24 ? 13 << 18 : 2 << 20;
 // keys, or features of the values, that products take together: the room is for whole blocks of them, of either kind
 constexpr int64_t kDepth = kTiled ? kTileRows : kRows;
 static_assert(kDepth % kRows == 0);
@@ -34,7 +35,9 @@ template <class T> class Stash {
       all += seen[n].count() + 2 * kMaskStep * seen[n].size() + kDepth;
     }
     if (bytes_of(all) > kStashBytes) return false;
-    if (int64_t(numbers_.size()) < all * panel) numbers_.clear(), numbers_.resize(all * panel);
+    // whole steps at a time: what grows little by little leaves holes behind
+    constexpr int64_t step = kStashBytes / 8 / int64_t(sizeof(T));
+    if (int64_t(numbers_.size()) < all * panel) numbers_.clear(), numbers_.resize(rounded(all * panel, step));
     tiles_.resize(many);
     for (auto& tiles : tiles_) tiles.clear();
     next_.assign(many, 0);
