@@ -71,9 +71,11 @@ template <class T> struct Packed {
     odd_tiles.assign(place.size(), 0);
     tiles.resize(call, count);
     const bool few = kAsItLies && !tiles.used && readers <= kFewPanels * kPanel<T> && !call.wanted.second_look();
-    keys_lie = few ? lying(call.k, b, head) : Lying();
-    values_lie = few && call.width % kRows == 0 ? lying(call.v, b, head) : Lying();
-    if (!tiles.used && !keys_lie.at) k.resize(rounded(count, kRows) * call.features);
+    keys_lie = few ? lying(call.k, b, head, call.features) : Lying();
+    values_lie = few && call.width % kRows == 0 ? lying(call.v, b, head, call.width) : Lying();
+    // what an earlier call packed is not counted where nothing is
+    k.resize(tiles.used || keys_lie.at ? 0 : rounded(count, kRows) * call.features);
+    if (values_lie.at) v.clear();
     if (tiled_values() || values_lie.at) return;
     // blocks whole pages apart would all be written to the same few lines of the cache
     constexpr int64_t page = 4096 / int64_t(sizeof(T)), line = 64 / int64_t(sizeof(T));
@@ -102,10 +104,10 @@ template <class T> struct Packed {
  private:
   static constexpr int64_t kFewPanels = 4;  // of queries, for which packing takes longer than it saves
 
-  // Where a head's rows lie, if they can be read as they do.
-  static Lying lying(const View& view, int64_t b, int64_t head) {
+  // Where a head's rows lie, if they can be read as they do. Rows far apart would all come into the same few lines of the cache.
+  static Lying lying(const View& view, int64_t b, int64_t head, int64_t columns) {
     constexpr int64_t size = sizeof(T);
-    if (view.type != kOwn<T> || view.col != size || view.row % size) return {};
+    if (view.type != kOwn<T> || view.col != size || view.row % size || std::abs(view.row) > 2 * columns * size) return {};
     return {reinterpret_cast<const T*>(view.at(b, head)), view.row / size};
   }
 
