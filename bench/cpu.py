@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from cpu_calls import decoding, observing, precisions, scaling, short, training
+from cpu_calls import decoding, eager, observing, precisions, scaling, short, training
 from cpu_sets import half_by_set
 from cpu_turns import Calls, measure
 from sparse_masks import on_cpu
@@ -39,12 +39,6 @@ SMALL_CALLS = 50
 def tensors(queries: int, keys: int, width: int, grad: bool = False) -> list[torch.Tensor]:
     shapes = (1, HEADS, queries, width), (1, HEADS, keys, width), (1, HEADS, keys, width)
     return [torch.randn(shape, requires_grad=grad) for shape in shapes]
-
-
-def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What people write to have the weights."""
-    weights = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), dim=-1)
-    return weights @ v, weights
 
 
 def numpy_formula(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -138,7 +138,7 @@ def observing(report: Report) -> None:
         mask = ch.causal() if causal else None
         times = measure(
             {
-                "eager": lambda: observed_by_eager(q, k, v, causal),
+                "eager": lambda: rows_by_eager(q, k, v, causal),
                 "observe": lambda: ch.observe(q, k, v, mask=mask, received=True, top=8),
             },
             seconds=1.0,
@@ -147,13 +147,19 @@ def observing(report: Report) -> None:
         report.add(name, "eager, same results", times["eager"] / times["observe"], f"≥ {least:.2f}")
 
 
-def observed_by_eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, ...]:
-    """Output, entropy, the eight largest and what keys received, from the matrix."""
+def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """What people write to have the weights."""
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
     weights = scores.softmax(-1)
-    return (weights @ v, torch.special.entr(weights).sum(-1), *weights.topk(8), weights.sum(-2))
+    return weights @ v, weights
+
+
+def rows_by_eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, ...]:
+    """Output, entropy, the eight largest and what keys received, from the matrix."""
+    output, weights = eager(q, k, v, causal)
+    return (output, torch.special.entr(weights).sum(-1), *weights.topk(8), weights.sum(-2))
 
 
 def scaling(report: Report) -> None:

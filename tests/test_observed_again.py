@@ -65,6 +65,17 @@ def test_the_same_bit_by_bit_as_a_call_of_its_own(library: str, dtype: str) -> N
             assert seen.output.dtype == q.dtype
 
 
+def test_bfloat16_and_heads_and_batch_rows_that_share_keys() -> None:
+    for _ in range(3):
+        q, k, v = (a.bfloat16() for a in arrays("torch", "float32", 2, 6, 30, 8))
+        k, v = k[:1, :2], v[:1, :2].expand(2, 2, 30, 8)
+        seen = ch.observe(q, k, v, mask=ch.causal(), received=True, top=2)
+        expected = fields(ch.observe(q, k, v, mask=ch.causal(), received=True, top=2, kernel="compiled"))
+        for name, array in fields(seen).items():
+            np.testing.assert_array_equal(array, expected[name], err_msg=name)
+    assert len(OBSERVED) == 1
+
+
 def test_strides_and_dtypes_are_part_of_the_kind() -> None:
     q, k, v = arrays("numpy", "float32", 2, 30, 8)
     turned = [np.ascontiguousarray(a.swapaxes(0, 1)).swapaxes(0, 1) for a in (q, k, v)]
@@ -102,7 +113,7 @@ def test_what_is_asked_for_is_still_checked() -> None:
         ch.observe(q, k, v, map=(3, 4))
         for wrong in ({"map": ([3], 4)}, {"map": (0, 4)}, {"top": 0}, {"received": -1}, {"map": (3.0, 4)}):
             with pytest.raises(ch.ArgumentError, match=next(iter(wrong))):
-                ch.observe(q, k, v, **wrong)  # type: ignore[arg-type]
+                ch.observe(q, k, v, **wrong)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_threads_at_once_each_have_their_own() -> None:

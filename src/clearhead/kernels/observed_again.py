@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead.core.arrays import Array, dtype_name
+from clearhead.core.asking import QueryWeights
 from clearhead.core.observations import OBSERVATIONS, Observed
 from clearhead.core.problem import Problem
 from clearhead.kernels.extension import at
@@ -37,14 +37,14 @@ class ObservedAgain:
     def __call__(self, q: Array, k: Array, v: Array) -> Observed | None:
         """What is observed of arrays of this kind; None while another thread has the call."""
         library = "numpy" if isinstance(q, np.ndarray) else "torch"
-        new, where = (Arrays if library == "numpy" else Tensors)(self.wide), place_in(library)
+        new = (Arrays if library == "numpy" else Tensors)(self.wide)
         output, rows = new.like(q, self.shape), new.rows((5, *self.shape[:-1]))
         lse, largest, entropy, *_ = new.apart(rows)  # what is left are each row's peak and total
         found = [(name, [new.room(room) for room in rooms]) for name, rooms in self.rooms]
-        start, each = where(rows), rows.nbytes // 5
-        places = [where(q), where(k), where(v), where(output), start, start + 3 * each, start + 4 * each, start + each]
-        places.append(start + 2 * each)
-        places += [where(array) for _, arrays in found for array in arrays]
+        start, each = new.at(rows), rows.nbytes // 5
+        places = [new.at(array) for array in (q, k, v, output)]
+        places += [start + row * each for row in (0, 3, 4, 1, 2)]
+        places += [new.at(array) for _, arrays in found for array in arrays]
         if not self.call.observe_again(places, *self.effort.settled(library)):
             return None
         more = {name: OBSERVATIONS[name].of(arrays) for name, arrays in found}
@@ -56,6 +56,10 @@ class Arrays:
 
     def __init__(self, wide: bool) -> None:
         self.dtype = np.float64 if wide else np.float32
+
+    def at(self, array: Any) -> int:
+        """Where its numbers lie."""
+        return at(array)
 
     def like(self, q: Array, shape: tuple[int, ...]) -> Any:
         """Room for an output, which has the dtype of the queries."""
@@ -81,6 +85,10 @@ class Tensors:
         self.torch = sys.modules["torch"]
         self.dtype = self.torch.float64 if wide else self.torch.float32
 
+    def at(self, tensor: Any) -> int:
+        """Where its numbers lie."""
+        return int(tensor.data_ptr())
+
     def like(self, q: Array, shape: tuple[int, ...]) -> Any:
         """Room for an output, which has the dtype of the queries."""
         return q.new_empty(shape)
@@ -100,21 +108,20 @@ class Tensors:
         return self.torch.zeros(room.shape, dtype=self.dtype, device="cpu")
 
 
-def place_in(library: str) -> Callable[[Any], int]:
-    """What says where an array's numbers lie."""
-    return at if library == "numpy" else lambda tensor: tensor.data_ptr()
-
-
 def observed_again_of(problem: Problem, call: Any, effort: Effort, observed: Observed) -> ObservedAgain | None:
     """How an observed call that has run may run again; None where more than arrays would have to be told."""
     want = problem.want
     if want is None or problem.keeps_unrounded or problem.headless or problem.differentiated:
         return None
+    if problem.bias is not None or problem.sinks is not None:  # which lie in arrays of their own
+        return None
     rooms = []
     for name in want.names:
         one = OBSERVATIONS[name]
         arrays = one.arrays(getattr(observed, name))
-        if not all(part.led for part in one.parts) or not all(0 not in array.shape for array in arrays):
+        if isinstance(getattr(want, name), QueryWeights) or not all(part.led for part in one.parts):
+            return None
+        if any(0 in array.shape for array in arrays):  # of which the native call was not told
             return None
         found = (
             Room(tuple(array.shape), part.positions is not None, part.least if part.positions is not None else 0)

@@ -272,6 +272,7 @@ template <class T> std::vector<Size> sizes_as() {
           {"queries", "lanes", lanes},
           {"queries", "panel", panel},
           {"queries", "small", kSmallPanels * panel},
+          {"queries", "as_keys_lie", kFewPanels * panel},
           {"queries", "block", block},
           {"queries", "together", kTogether * panel},
           {"queries", "tasks", 2 * kManyTasks * panel},

@@ -12,6 +12,7 @@ constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
 // keys in a tile, whole blocks of them: its scores stay in the first cache, its keys and values in the second
 constexpr int64_t kTile = 512 / kRows * kRows;
 constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
+constexpr int64_t kFewPanels = 4;   // of a head, for which packing its keys takes longer than it saves, where they can lie
 // keys are packed by blocks of kRows: what starts anywhere else reads other keys than it means
 static_assert(kTile % kMaskStep == 0 && kMaskStep % kRows == 0 && kMaskStep > kRows);
 static_assert(!kTiled || (kTile % kTileGrain == 0 && kMaskStep % kTileGrain == 0));
@@ -102,8 +103,6 @@ template <class T> struct Packed {
   }
 
  private:
-  static constexpr int64_t kFewPanels = 4;  // of queries, for which packing takes longer than it saves
-
   // Where a head's rows lie, if they can be read as they do. Rows far apart would all come into the same few lines of the cache.
   static Lying lying(const View& view, int64_t b, int64_t head, int64_t columns) {
     constexpr int64_t size = sizeof(T);

@@ -29,10 +29,10 @@ def offering(count: int) -> tuple[str, str]:
     lies behind the branch is short, a loop over the mask's bits: written out for each weight it filled the instruction
     cache and took three times as long as all the rest.
 
-    A place on a list comes from memory, and waiting for it took more than half of the second look's time. So nobody
-    waits: two candidates of a thread are pending, with the place that was asked for, and put down when the next two
-    come, by when their places are there. The operands are `count` each of: result (what is pending now), weight, level,
-    key, query, what was pending, address of the counters and of the lists. Of what is pending the first eight
+    A place on a list comes from memory, and waiting for it took a seventh to a quarter of the second look's time. So
+    nobody waits: two candidates of a thread are pending, with the place that was asked for, and put down when the next
+    two come, by when their places are there. The operands are `count` each of: result (what is pending now), weight,
+    level, key, query, what was pending, address of the counters and of the lists. Of what is pending the first eight
     count: place, row, key and weight of either; the row is −1 where there is none.
     """
     names = ("result", "weight", "level", "key", "query", "pending", "counters", "lists")
@@ -202,7 +202,7 @@ def choose_of(lists, weights, indices, row, rows, scale, factor, SLOTS: gl.const
     ROWS: gl.constexpr = row.shape[0]
     layout: gl.constexpr = gl.BlockedLayout([1, SLOTS], [32, 1], [gl.num_warps(), 1], [1, 0])
     by_row: gl.constexpr = gl.SliceLayout(1, layout)
-    # lists are read side by side, and then each by a thread: read by one thread each, they took twice as long
+    # lists are read side by side, whole lines of memory at a time, and then each is a thread's
     near: gl.constexpr = gl.BlockedLayout([1, 2], [64 // SLOTS, SLOTS // 2], [gl.num_warps(), 1], [1, 0])
     entry_row = gl.convert_layout(row, gl.SliceLayout(1, near))
     slot = gl.arange(0, SLOTS, gl.SliceLayout(0, near))
