@@ -17,6 +17,7 @@ import clearhead as ch
 Sizes = dict[str, dict[str, int]]
 T, S, D, DV = 13, 11, 3, 2  # more queries than are taken for a step of decoding
 LONG = 4096  # from here on queries go unmasked, and nothing is taken twice
+SHARING, D_SHARED = 3, 37  # heads that share their keys, few of them; a whole tile of features and some more
 WIDEST = 512
 
 
@@ -53,6 +54,9 @@ def shapes(axis: str, n: int, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     if axis == "decoded heads":  # that share their keys
         keys = sizes["decoded keys"]["piece"] + sizes["decoded keys"]["shared"] + 1
         return {"q": (n, 1, D), "k": (1, keys, D), "v": (1, keys, DV)}
+    if axis.startswith("shared"):  # by few heads, for which the pieces of keys are the largest
+        features, keys = (n, n + S) if axis.endswith("features") else (D_SHARED, n)
+        return {"q": (SHARING, 1, features), "k": (1, keys, features), "v": (1, keys, features)}
     # several heads of one query each: two numbers alone say little of how far off the formula itself is
     heads, queries = (T, 1) if axis.startswith("decoded") else (1, T)
     if axis.endswith("features"):
@@ -68,7 +72,7 @@ def cases(sizes: Sizes, dtypes: Iterable[str] = ("float32",)) -> list[Case]:
         counts = {n for size in named.values() for n in _around(axis, size)}
         for n in sorted(counts):
             laid = {"unmasked": {}}
-            if axis == "keys" or (n <= LONG and axis in ("queries", "decoded keys", "decoded heads")):
+            if axis == "keys" or (n <= LONG and axis in ("queries", "decoded keys", "decoded heads", "shared keys")):
                 laid |= masks(axis, n if axis != "decoded heads" else sizes["decoded keys"]["piece"])
             for what, options in laid.items():
                 for dtype in dtypes:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
-from conformance import built
+from budget import check, given
+from conformance import INSTRUCTION_SETS, built
 from libraries import numbers
 
 import clearhead as ch
@@ -84,3 +88,85 @@ def test_pieces_that_nobody_sees_may_hold_anything() -> None:
     k[:, 100:-100], v[:, 100:-100] = np.nan, np.inf
     output = ch.attention(q, k, v, mask=ch.window(50) | ch.prefix(7), kernel="compiled")
     assert np.isfinite(numbers(output)).all()
+
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+# what is laid over the scores of so many heads and keys
+LAID: dict[str, Callable[[int, int], dict[str, Any]]] = {
+    "nothing": lambda heads, keys: {},
+    "causal": lambda heads, keys: {"mask": ch.causal()},
+    "an offset": lambda heads, keys: {"mask": ch.causal(offset=keys // 2)},
+    "a window": lambda heads, keys: {"mask": ch.window(keys // 3 + 1)},
+    "an array": lambda heads, keys: {"mask": np.random.default_rng(keys).random((1, heads, 1, keys)) < 0.5},
+    "softcap and sinks": lambda heads, keys: {"softcap": 2.0, "sinks": np.linspace(-1, 2, heads, dtype=np.float32)},
+    "a bias": lambda heads, keys: {"bias": np.cos(np.arange(float(heads * keys))).reshape(1, heads, 1, keys)},
+}
+LENGTHS = {64: (17, 129, 515), 128: (33, 257), 32: (31,), 40: (130,), 80: (95,), 256: (300,)}  # for each width
+
+
+def halves(group: int, keys: int, width: int, queries: int = 1) -> list[np.ndarray]:
+    rng = np.random.default_rng(group * keys + width)
+    shapes = (1, 2 * group, queries, width), (1, 2, keys, width), (1, 2, keys, width)
+    return [rng.standard_normal(shape).astype(BFLOAT16) for shape in shapes]
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("laid", LAID)
+def test_heads_that_share_keys_of_half_precision(laid: str, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for width, lengths in LENGTHS.items():
+        for keys in lengths:
+            q, k, v = halves(group, keys, width)
+            options = LAID[laid](2 * group, keys)
+            wanted = given(q, k, v, **options)["output"]  # which takes longer than all of the sets
+            for isa in INSTRUCTION_SETS:
+                monkeypatch.setattr(compiled, "isa", isa)
+                output = ch.attention(q, k, v, **options, kernel="compiled")
+                check(output, wanted, keys, f"output by {isa}, {width} features, {keys} keys")
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_spoils_its_own_feature(
+    number: float, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "isa", isa)
+    q, k, v = halves(4, 700, 64)
+    v[0, 1, 600, 17] = number
+    output = numbers(ch.attention(q, k, v, kernel="compiled"))
+    spoiled = np.zeros(output.shape, bool)
+    spoiled[:, 4:, :, 17] = True
+    assert np.array_equal(~np.isfinite(output), spoiled)
+    hidden = ch.attention(q, k, v, mask=ch.lengths(600), kernel="compiled")
+    check(hidden, given(q, k[:, :, :600], v[:, :, :600])["output"], 600, "output")
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("width", [5, 32, 40, 64, 129])
+def test_shared_keys_may_end_where_memory_ends(width: int, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "isa", isa)
+    for keys in (1, 15, 16, 17, 65, 513):
+        q, k, v = halves(4, keys, width, queries=2)
+        held = []
+        for array in (k, v):
+            room = np.frombuffer(mmap.mmap(-1, -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), BFLOAT16)
+            held.append(room[room.size - array.size :].reshape(array.shape))  # ends where its page does
+            held[-1][:] = array
+        mine = ch.attention(q, *held, kernel="compiled")
+        np.testing.assert_array_equal(mine, ch.attention(q, k, v, kernel="compiled"))
+        turned = [a[:, :, ::-1].copy()[:, :, ::-1] for a in (k, v)]
+        np.testing.assert_array_equal(mine, ch.attention(q, *turned, kernel="compiled"))
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_shared_keys_give_the_same_whatever_the_threads(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "isa", isa)
+    q, k, v = halves(4, 3001, 72)
+    try:
+        found = []
+        for threads in (1, 2, 7):
+            ch.set_threads(threads)
+            found.append(ch.attention(q, k, v, mask=ch.window(2500), kernel="compiled"))
+    finally:
+        ch.set_threads(None)
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
+import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from conformance import built
@@ -56,14 +57,19 @@ def observing() -> Callable[[], Any]:
     return lambda: ch.observe(q, k, v, kernel="compiled", received=True, top=3)
 
 
+def jax_arrays(length: int) -> list[Any]:
+    """Of the CPU, also where JAX has a GPU."""
+    return [jax.device_put(a, jax.devices("cpu")[0]) for a in arrays(1, length, length)]
+
+
 def in_jax() -> Callable[[], Any]:
-    q, k, v = (jnp.asarray(a) for a in arrays(1, 11_000, 11_000))
+    q, k, v = jax_arrays(11_000)
     ch.attention(q, k, v)  # of a kind that was seen before, which a program of XLA's would compute to its end
     return lambda: ch.attention(q, k, v)
 
 
 def learning_in_jax() -> Callable[[], Any]:
-    q, k, v = (jnp.asarray(a) for a in arrays(1, 20_000, 20_000))
+    q, k, v = jax_arrays(20_000)
     return lambda: ch.gradients(q, k, v, q, kernel="compiled")
 
 
@@ -88,6 +94,14 @@ def small() -> list[np.ndarray]:
 
 def threads_now() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+def none_is_left(running: int) -> bool:
+    """Are there no more threads than before? One that has been joined may be there a moment longer."""
+    until = time.perf_counter() + 5
+    while threads_now() > running and time.perf_counter() < until:
+        time.sleep(0.01)
+    return threads_now() <= running
 
 
 class Counts(ctypes.Structure):
@@ -142,7 +156,7 @@ def test_it_stops_at_once(name: str, threads: int) -> None:
     waits = []
     while len(waits) < 3 and min(waits, default=1.0) > SOON:
         waits.append(signalled(call))
-        assert threads_now() == running
+        assert none_is_left(running)
     assert min(waits) <= SOON, waits
     for mine, theirs in zip(small(), before, strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -155,13 +169,18 @@ def test_the_memory_of_a_call_that_was_stopped_is_freed() -> None:
     assert in_use() - before < 50_000 * 128 * 4  # less than one head's keys
 
 
-def test_a_signal_that_raises_nothing_lets_the_call_end_and_its_handler_may_call_too() -> None:
-    q, k, v = arrays(8, 3_000, 3_000)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_a_signal_that_raises_nothing_lets_the_call_end_and_its_handler_may_call_too(dtype: Any) -> None:
+    q, k, v = (a.astype(dtype) for a in arrays(8, 3_000, 3_000))
     expected, inside = ch.attention(q, k, v, kernel="compiled"), []
-    alone = small()
+
+    def short() -> Any:  # by the same units of the CPU as the call that it comes in between
+        return (*small(), ch.attention(q[:, :40], k[:, :70], v[:, :70], kernel="compiled"))
+
+    alone = short()
 
     def again(*_: Any) -> None:
-        inside.append(small())
+        inside.append(short())
         signal.setitimer(signal.ITIMER_REAL, 0.05)  # only now, so that handlers do not pile up
 
     handler = signal.signal(signal.SIGALRM, again)
@@ -174,6 +193,7 @@ def test_a_signal_that_raises_nothing_lets_the_call_end_and_its_handler_may_call
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
     np.testing.assert_array_equal(output, expected)
+    assert inside
     for found in inside:
         for mine, theirs in zip(found, alone, strict=True):
             np.testing.assert_array_equal(mine, theirs)

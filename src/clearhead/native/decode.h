@@ -1,6 +1,8 @@
 // Few queries over many keys: keys are read once, where they lie, split into pieces that threads share and merge. Keys that
-// nobody sees are not read.
+// nobody sees are not read. Products of bfloat16 go by tiles where there are tiles for it, all else is the same.
 #pragma once
+#include <optional>
+
 #include "softmax.h"
 #include "stream.h"
 #include "threads.h"
@@ -14,6 +16,8 @@ constexpr int64_t kPiece = 512;     // keys in a piece, for few rows; for more i
 constexpr int64_t kPieceRows = 4;   // threads. It depends on the call only, and so does the result.
 constexpr int64_t kMuchToMerge = 1 << 16;  // numbers of pieces that are worth threads
 constexpr int kPowers = 4;          // vectors of exponentials side by side
+template <class T> constexpr bool kByTiles = kFewTiled && sizeof(T) == 4;
+static_assert(!kFewTiled || kPowers * kLanes<float> % kTileRows == 0);  // scores have room for whole tiles of keys
 
 template <class T> inline bool decodes(const Call& call) {
   return call.queries <= kFewQueries<T> && call.keys >= 1 && !call.panels && !call.wanted.second_look();
@@ -89,42 +93,83 @@ template <class T> struct DecodeRoom {
   std::vector<uint8_t> allowed;
   std::vector<Verdict> verdicts;
   SharedRows<T> keys, values;
+  std::conditional_t<kByTiles<T>, FewTiles, std::nullptr_t> tiles{};
+  bool by_tiles = false;
+  int64_t asked = -1;  // whose queries the tiles hold: a head of keys, counted over the batch
 
   explicit DecodeRoom(const Call& call)
       : verdicts(rows_of(call)), keys(call.k, call.features, rows_of(call), call.q.type), values(call.v, call.width, rows_of(call)) {
-    q.resize(rows_of(call) * keys.columns());
-    s.resize(rows_of(call) * rounded(piece_of(call), kPowers * kLanes<T>));
+    if constexpr (kByTiles<T>) by_tiles = tiles.begin(call, rows_of(call));
+    q.resize(by_tiles ? 0 : rows_of(call) * keys.columns());
+    s.resize(rounded(rows_of(call), by_tiles ? 4 : 1) * rounded(piece_of(call), kPowers * kLanes<T>));
     allowed.resize(call.mask.empty() ? 0 : s.size());
   }
 };
+
+// A query head that shares keys with others: that of row r.
+inline int64_t head_of(const Call& call, int64_t head, int64_t r) { return head * call.group() + r / call.queries; }
+
+// The products of keys [j0, j1) of a head with all rows, which lie `count` apart; −inf behind the last key.
+template <class T>
+void decode_products(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t j1, int64_t count, DecodeRoom<T>& room) {
+  constexpr T none = -std::numeric_limits<T>::infinity();
+  const int64_t rows = rows_of(call), features = room.keys.columns();
+  const char* const keys = call.k.at(b, head) + j0 * call.k.row;
+  const auto query = [&](int64_t r) { return call.q.at(b, head_of(call, head, r)) + r % call.queries * call.q.row; };
+  if constexpr (kByTiles<T>)
+    if (room.by_tiles) {
+      const int64_t asked = std::exchange(room.asked, b * call.key_heads + head);
+      for (int64_t r = 0; r < rows && asked != room.asked; ++r) room.tiles.ask(r, query(r), call.q.col, call.features);
+      room.tiles.scores(keys, call.k.row, j1 - j0, call.v.at(b, head) + j0 * call.v.row, call.v.row, room.s.data(), count);
+      for (int64_t r = 0; r < rows; ++r) std::fill(room.s.data() + r * count + j1 - j0, room.s.data() + (r + 1) * count, none);
+      return;
+    }
+  std::fill_n(room.q.data(), rows * features, T(0));
+  std::fill_n(room.s.data(), rows * count, none);
+  for (int64_t r = 0; r < rows; ++r) read_row<T>(query(r), call.q.type, call.q.col, call.features, room.q.data() + r * features);
+  room.keys.each(keys, j1 - j0, [&](const char* at, int64_t stride, int64_t ahead, int64_t from, int64_t some) {
+    room.keys.stream().dots(room.q.data(), rows, features, at, stride, ahead, some, room.s.data() + from, count);
+  });
+}
+
+// The weighted values of keys [j0, j1) by tiles; false where they do not go this way, and `sums` hold zeros.
+template <class T>
+bool decode_tiles(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t j1, int64_t count, DecodeRoom<T>& room, T* sums) {
+  if constexpr (kByTiles<T>) {
+    if (!room.by_tiles) return false;
+    const int64_t rows = rows_of(call), width = room.values.columns();
+    for (int64_t r = 0; r < rows; ++r)
+      if (room.verdicts[r] == kNone) std::fill_n(room.s.data() + r * count, count, T(0));
+    // after these values most threads read the keys that come next
+    if (room.tiles.values(room.s.data(), count, call.v.at(b, head) + j0 * call.v.row, call.v.row, j1 - j0,
+                          call.k.at(b, head) + j1 * call.k.row, call.k.row, sums, width))
+      return true;
+    std::fill_n(sums, rows * width, T(0));
+  }
+  return false;
+}
 
 // Keys [j0, j1) of a head, for all rows: their sums into `pieces`, their weighted values into `sums`, a row after the other.
 template <class T>
 void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t j1, DecodeRoom<T>& room, Piece<T>* pieces,
                   T* sums) {
   const Units<T> units(call);
-  const int64_t rows = rows_of(call), features = room.keys.columns(), width = room.values.columns();
+  const int64_t rows = rows_of(call), width = room.values.columns();
   const int64_t count = rounded(j1 - j0, kPowers * kLanes<T>);  // room for each row
-  const auto head_of = [&](int64_t r) { return head * call.group() + r / call.queries; };
-  std::fill_n(room.q.data(), rows * features, T(0));
-  std::fill_n(room.s.data(), rows * count, -std::numeric_limits<T>::infinity());
+  std::optional<TileUnit> unit;
+  if (room.by_tiles) unit.emplace();
   std::fill_n(sums, rows * width, T(0));
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t i = r % call.queries;
-    room.verdicts[r] = Mask(call, b, head_of(r)).decide(i, i + 1, j0, j1);
-    read_row<T>(call.q.at(b, head_of(r)) + i * call.q.row, call.q.type, call.q.col, call.features, room.q.data() + r * features);
-  }
-  room.keys.each(call.k.at(b, head) + j0 * call.k.row, j1 - j0,
-                 [&](const char* at, int64_t stride, int64_t ahead, int64_t from, int64_t some) {
-    room.keys.stream().dots(room.q.data(), rows, features, at, stride, ahead, some, room.s.data() + from, count);
-  });
+  for (int64_t r = 0; r < rows; ++r)
+    room.verdicts[r] = Mask(call, b, head_of(call, head, r)).decide(r % call.queries, r % call.queries + 1, j0, j1);
+  decode_products<T>(call, b, head, j0, j1, count, room);
   const auto allowed_to = [&](int64_t r) { return room.verdicts[r] == kSome ? room.allowed.data() + r * count : nullptr; };
   for (int64_t r = 0; r < rows; ++r) {
     if (room.verdicts[r] == kNone) continue;
     T* const s = room.s.data() + r * count;
-    finish_scores<T>(call, units, b, head_of(r), r % call.queries, j0, j1, room.verdicts[r] == kSome, s, allowed_to(r));
+    finish_scores<T>(call, units, b, head_of(call, head, r), r % call.queries, j0, j1, room.verdicts[r] == kSome, s, allowed_to(r));
     pieces[r] = exponentials<T>(s, count, units.factor);
   }
+  if (decode_tiles<T>(call, b, head, j0, j1, count, room, sums)) return;
   // rows that see every key go together
   const auto together = [&](int64_t r) {
     int64_t n = 0;

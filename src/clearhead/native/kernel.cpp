@@ -296,6 +296,12 @@ template <class T> std::vector<Size> sizes_as() {
           {"decoded features", "eight", 8 * lanes},
           {"decoded features", "stretch", kStretch * lanes}};
   if (kDotted<kBFloat16> || kDotted<kFloat16>) found.push_back({"decoded features", "dots", 2 * kStretch * lanes});
+  if (kByTiles<T>)
+    for (const Size& size : {Size{"shared keys", "tile_rows", kTileRows}, Size{"shared keys", "tile_stretch", kTileStretch},
+                             Size{"shared keys", "piece", kPiece}, Size{"shared features", "tile_depth", kTileDepth},
+                             Size{"shared features", "two", 2 * kTileDepth}, Size{"shared features", "four", 4 * kTileDepth},
+                             Size{"decoded heads", "tile_rows", kTileRows}})
+      found.push_back(size);
   if (kTiled)
     for (const char* axis : {"keys", "features"})
       for (const Size& size : {Size{axis, "tile_rows", kTileRows}, Size{axis, "tile_depth", kTileDepth},

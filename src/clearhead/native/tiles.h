@@ -24,6 +24,13 @@ constexpr bool kTiled = true, kTiledValues = false;  // values are those of floa
 #else
 constexpr bool kTiled = false, kTiledValues = false;  // nothing of this is used
 #endif
+#if defined(CLEARHEAD_AMX)
+constexpr bool kFewTiled = true;
+#else
+constexpr bool kFewTiled = false;
+struct FewTiles {};  // keys and values as they lie are for AMX alone
+constexpr int64_t kTileStretch = 0;
+#endif
 constexpr int64_t kTileKeys = 128;  // keys whose weights, in two parts, stay in the first cache while all features are summed
 static_assert(!kTiled || (kTileGrain % kTileRows == 0 && kTileGrain % kRows == 0));
 static_assert(!kTiledValues || (kTileKeys % kTileGrain == 0 && kTileGrain % kTileDepth == 0 && kTileGrain % 8 == 0));
