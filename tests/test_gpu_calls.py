@@ -27,9 +27,56 @@ def test_the_same_call_gives_the_same_bits() -> None:
         for _ in range(3):
             seen = ch.observe(q, k, v, mask=ch.causal(), kernel=kernel, top=4, received=True, map=(16, 16))
             runs.append([seen.output, seen.lse, seen.entropy, seen.received, *seen.map, *seen.top])
+            seen = ch.observe(q, k, v, mask=ch.causal(), kernel=kernel, top=4, received=True)  # by two a block of keys
+            runs[-1] += [seen.received, *seen.top]
             runs[-1] += ch.gradients(q, k, v, dout, mask=ch.causal(), kernel="triton")
         for run in runs[1:]:
             assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
+
+
+@pytest.mark.parametrize("mask", [None, ch.causal(), ch.window(70, 9) | ch.global_tokens([1])], ids=str)
+def test_outputs_lie_as_queries_do_and_are_mended_there(mask: ch.Mask | None) -> None:
+    """Of a model's heads, which lie between its positions; a value that is NaN spoils the queries that see it alone."""
+    exact = None
+    for asked in ({}, {"top": 3, "received": True}, {"received": True}):
+        for lying in ("heads between", "heads before"):
+            torch.manual_seed(3)
+            q, k, v = (
+                torch.randn(2, 300, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)
+            )
+            v[1, 2, 290] = torch.nan
+            if lying == "heads before":
+                q = q.contiguous()
+            for _ in range(4):  # the last of which are played
+                seen = ch.observe(q, k, v, mask=mask, kernel="hopper", **asked)
+            assert seen.output.stride() == q.stride()
+            plain = ch.attention(q, k, v, mask=mask, kernel="hopper")
+            assert plain.stride() == q.stride()
+            assert torch.equal(plain.isnan(), seen.output.isnan())
+            if exact is None:
+                exact = ch.attention(*(a.float() for a in (q, k, v)), mask=mask, kernel="dense")
+            torch.testing.assert_close(seen.output.float(), exact, atol=0.02, rtol=0.02, equal_nan=True)
+            torch.testing.assert_close(plain.float(), exact, atol=0.02, rtol=0.02, equal_nan=True)
+
+
+def test_a_watch_that_plays_calls_is_told_of_numbers_that_are_not_finite() -> None:
+    from torch.nn.functional import scaled_dot_product_attention
+
+    class Attends(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    model = Attends()
+    for keys, want in product((200, 150, 250), ({}, {"top": 3, "received": True})):  # more keys: some that nobody sees
+        q, k, v = (torch.randn(1, 4, n, 64, device="cuda", dtype=torch.bfloat16) for n in (200, keys, keys))
+        for spoiled in (None, None, None, 0, 1, 2, None):
+            given = [one.clone() for one in (q, k, v)]
+            if spoiled is not None:
+                given[spoiled][0, 1, 140, 3] = torch.inf
+            with torch.no_grad(), ch.watch(model, want=want) as seen:
+                model(*given)
+                assert len(list(seen)) == 1
+            assert bool(seen.missed) == (spoiled is not None), (keys, want, spoiled)
 
 
 def test_an_observed_call_of_a_kind_that_was_seen_before_is_told_of_its_own_tensors() -> None:

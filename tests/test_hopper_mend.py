@@ -43,13 +43,16 @@ def test_marked_blocks_are_computed_anew_and_long_lists_searched(name: str) -> N
         "SOFTCAP": False, "HELD": HELD,
     }  # fmt: skip
     numbers = (2, span.high if spanned else 0, 0, scale, 1.0, scale * math.log2(math.e))
+    told = torch.full((17,), -3, dtype=torch.int32)
     mended(
         call,
         Forward(output, peak, peak, total, None, None, None),
         odd,
+        told,
         Searched(counts, peak, total, weights, indices, numbers, constants),
     )
     block = slice(64, T)  # of 64 rows each
+    assert sorted(told.tolist()) == [0] * 16 + [1], "one program had a row that is marked; long lists are none"
     # weights are rounded before they meet values, and so is what comes of both
     rounding = float(torch.finfo(torch.float16).eps * v.abs().max())
     torch.testing.assert_close(output[1, 2, block].double(), right.output[1, 2, block], rtol=0.0, atol=rounding)
@@ -61,3 +64,46 @@ def test_marked_blocks_are_computed_anew_and_long_lists_searched(name: str) -> N
         assert torch.equal(indices[place], largest[place])
         weights[place] = -3.0
     assert (weights == -3).all(), "other lists were not too short"
+
+
+@pytest.mark.parametrize("lying", ["heads before positions", "heads between"])
+def test_an_output_is_mended_where_it_lies_and_it_is_told_that_there_was_something(lying: str) -> None:
+    from clearhead.kernels.gpu.call import Call, Forward
+    from clearhead.kernels.gpu.repair import repaired
+
+    torch.manual_seed(6)
+    q, k, v = (torch.randn(2, heads, n, D).half() for heads, n in ((4, T), (2, S), (2, S)))
+    right = ch.attention(q.double(), k.double(), v.double(), mask=ch.causal(), kernel="dense")
+    shape = (2, 4, T, D) if lying == "heads before positions" else (2, T, 4, D)
+    output = torch.full(shape, math.nan, dtype=torch.float16)
+    output = output if lying == "heads before positions" else output.transpose(1, 2)
+    odd, total = torch.zeros(2, 4, T, dtype=torch.int32), torch.ones(2, 4, T)
+    call = Call(pose(q, k, v, mask=ch.causal()))
+    rows = Forward(output, total, total, total, None, None, None)
+    assert not repaired(call, rows, odd).told.any()
+    assert output.isnan().all(), "nothing was marked"
+    total[0, 3, 2] = 0.0
+    assert repaired(call, rows, odd).told.any()
+    assert output.isnan().all(), "a row without a sum is told of, and no more"
+    total[0, 3, 2], odd[1, 2, 70] = 1.0, 1
+    assert repaired(call, rows, odd).told.any()
+    rounding = float(torch.finfo(torch.float16).eps * v.abs().max())
+    torch.testing.assert_close(output[1, 2, 64:].double(), right[1, 2, 64:], rtol=0.0, atol=rounding)
+    output[1, 2, 64:] = math.nan
+    assert output.isnan().all(), "nobody else's"
+
+
+def test_an_output_lies_as_queries_do_where_they_have_no_gaps() -> None:
+    from clearhead.kernels.gpu.launcher import Launcher
+    from clearhead.kernels.gpu.replay import Recorder
+    from clearhead.kernels.hopper.forward import strides_like
+
+    between = torch.zeros(2, 5, 3, 8).transpose(1, 2)
+    assert strides_like(between) == between.stride()
+    assert strides_like(between[:1]) == between.stride(), "of one batch row any stride will do"
+    for other in (between.contiguous(), between[:, :2], between[:, :, :4], between[..., :4], between[:, :, ::2]):
+        assert strides_like(other) is None
+    assert strides_like(torch.zeros(2, 1, 3, 8).transpose(1, 2)) is None, "one position lies in either order"
+    launch = Recorder(Launcher(), ())
+    room = launch.room(tuple(between.shape), torch.float32, between.device, strides_like(between))
+    assert room.stride() == launch.rooms[0].strides == between.stride()

@@ -9,13 +9,15 @@ import torch
 from clearhead.kernels.gpu.bypass import QUICK_EMPTY
 
 
-def room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """An empty tensor on a device; of several GPUs, on the current one."""
+def room(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """An empty tensor on a device; of several GPUs, on the current one. Strides are those of no gaps, in some order."""
     make = QUICK_EMPTY.get(device.type)
-    if make is None:
-        return torch.empty(shape, dtype=dtype, device=device)
     shape = tuple(shape)  # a torch.Size it does not take
-    return make(shape, strides_of(shape), dtype)
+    if make is None:
+        return torch.empty_strided(shape, strides or strides_of(shape), dtype=dtype, device=device)
+    return make(shape, strides or strides_of(shape), dtype)
 
 
 @lru_cache(maxsize=1024)

@@ -40,7 +40,10 @@ EXACT = {"enable_fp_fusion": False}
 
 
 class Forward(NamedTuple):
-    """What a forward gives, (*batch, heads, queries, …) each; the last three where they are wanted, else None."""
+    """What a forward gives, (*batch, heads, queries, …) each; the next three where they are wanted, else None.
+
+    `told` has a number that is not 0 where some row is not finite, or has no sum; None where nobody has looked.
+    """
 
     output: torch.Tensor
     lse: torch.Tensor
@@ -49,6 +52,12 @@ class Forward(NamedTuple):
     largest: torch.Tensor | None
     entropy: torch.Tensor | None
     unrounded: torch.Tensor | None
+    told: torch.Tensor | None = None
+
+    @property
+    def arrays(self) -> tuple[torch.Tensor | None, ...]:
+        """All but what is told of them."""
+        return self[:-1]
 
 
 class Call:

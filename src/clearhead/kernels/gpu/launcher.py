@@ -38,9 +38,11 @@ class Launcher:
         if not launched:
             self.known[name].launch(grid, args)
 
-    def room(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """An empty tensor."""
-        return room(shape, dtype, device)
+    def room(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None
+    ) -> torch.Tensor:
+        """An empty tensor without gaps, its axes in the order of the strides."""
+        return room(shape, dtype, device, strides)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A tensor of zeros."""

@@ -2,7 +2,8 @@
 
 Whoever observes hundreds of calls while a model runs wants their outputs at once, and the rest when all is done. So the
 rest of a call is one array of bytes here: one to allocate, to hold and to take to the host; arrays are made of it when
-somebody reads them. Beside it go the largest numbers of q, k and v, by which it is told later whether all were finite.
+somebody reads them. Beside it goes what tells later whether all numbers were finite: what the kernel noticed of its
+rows, where that is enough, or the largest numbers of q, k and v.
 """
 
 from __future__ import annotations
@@ -43,21 +44,29 @@ class Array(NamedTuple):
 class Packed:
     """The launches of calls of one kind, and where what they give lies."""
 
-    def __init__(self, replay: Replay, results: dict[str, Any], lasting: Any, q: Any, k: Any, v: Any) -> None:
-        """`results` are places of a replay's results by name, the output a room by itself; what lasts is held on to."""
+    def __init__(
+        self, replay: Replay, results: dict[str, Any], lasting: Any, q: Any, k: Any, v: Any, told: int | None = None
+    ) -> None:
+        """`results` are places of a replay's results by name, the output a room by itself; what lasts is held on to.
+
+        `told` is the room in which something is not 0 where numbers are not finite.
+        """
         self.lasting = lasting
         output = results["output"]
         if type(output) is not int:
             raise ValueError("the output is part of something else")
-        self.replays = [replay, norms_of(q, k, v)]
+        self.told = told is not None
+        self.replays = [replay] if self.told else [replay, norms_of(q, k, v)]
         self.output = replay.rooms[output - GIVEN]
         kept = {name: slot_of(place) for name, place in results.items() if name != "output"}
         # whole numbers of 64 bits last: they may go to the host as 32
         order = sorted(set(kept.values()), key=lambda slot: replay.rooms[slot - GIVEN].dtype == torch.int64)
         self.size = self.scratch = self.whole = self.zeros = 0
         starts: dict[int, int] = {}
-        norms = self.replays[1].rooms[0]
+        norms = self.replays[-1].rooms[0 if told is None else told - GIVEN]
         self.norms = self._array(norms, GIVEN)
+        if told is not None:
+            starts[told] = self.norms.start
         for slot in order:
             one = replay.rooms[slot - GIVEN]
             if one.dtype == torch.int64 and not self.whole:
@@ -65,9 +74,10 @@ class Packed:
             starts[slot] = self._array(one, slot).start
         self.whole = self.whole or self.size
         self.arrays = {name: within(place, starts, replay.rooms) for name, place in results.items() if name != "output"}
-        self.places = [self._places(replay, starts, output), [(1, self.norms.start)]]
+        self.places = [self._places(replay, starts, output), [(1, self.norms.start)]][: len(self.replays)]
         # what is kept and starts from zero is cleared by itself, and all else that does in one piece
-        self.cleared = [[n for n, one in enumerate(replay.rooms) if one.zeros and self.places[0][n][0] == 1], []]
+        cleared = [n for n, one in enumerate(replay.rooms) if one.zeros and self.places[0][n][0] == 1]
+        self.cleared = [cleared, []][: len(self.replays)]
         # q, k and v come first, and nothing where sinks would be
         wheres = [[(n, 0) for n in range(GIVEN)] + [(GIVEN + piece, first) for piece, first in p] for p in self.places]
         steps = [(step, where) for one, where in zip(self.replays, wheres, strict=True) for step in one.steps]
@@ -106,7 +116,7 @@ class Packed:
             return None
         self.replays[0].played = True
         shape, strides, dtype, device, make, zeros = self.output
-        output = room(shape, dtype, device) if make is None else make(shape, strides, dtype)
+        output = room(shape, dtype, device, strides) if make is None else make(shape, strides, dtype)
         if zeros:
             output.zero_()
         kept = bytes_of(self.size, device)
@@ -144,6 +154,13 @@ class Packed:
             if one.zeros and piece == 1:
                 found[-1].zero_()
         return found
+
+    def finite(self, norms: torch.Tensor, factor: float) -> bool:
+        """Were all numbers of a call finite, and its scores, by what is on the host of it: products times `factor`?"""
+        if self.told:
+            return not norms.any()
+        q, k, v = self.largest(norms)
+        return q * k * factor < torch.finfo(torch.float32).max and math.isfinite(v)
 
     def largest(self, norms: torch.Tensor) -> tuple[float, float, float]:
         """The largest numbers of q, k and v without their signs, of those of their blocks, on the host."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from clearhead.kernels.gpu import bypass
+from clearhead.kernels.gpu.allocate import strides_of
 from clearhead.kernels.gpu.at_address import NAMES, tensor_at
 from clearhead.kernels.gpu.launcher import hooked
 from clearhead.kernels.gpu.packed import Array
@@ -61,7 +62,8 @@ class Placed:
     def _is(room: Any, result: Place) -> bool:
         """Whether a room is laid out as a result is."""
         _, number, shape = result
-        return room.dtype == getattr(torch, NAMES[number]) and math.prod(room.shape) == math.prod(shape)
+        lies = room.dtype == getattr(torch, NAMES[number]) and room.strides == strides_of(room.shape)
+        return lies and math.prod(room.shape) == math.prod(shape)
 
     def play(self, stream: int, given: Sequence[Place], results: Sequence[Place]) -> bool:
         """Launch it on the current stream, which is this one; False where it has to be done the long way."""

@@ -9,20 +9,33 @@ from clearhead.kernels.gpu.repair_kernel import repair
 from clearhead.kernels.gpu.tuning import Blocks, cdiv
 
 
-def repaired(call: Call, forward: Forward, odd: torch.Tensor) -> None:
-    """The output of a kernel, computed anew in blocks of which it marked a row as not finite."""
+def repaired(call: Call, forward: Forward, odd: torch.Tensor) -> Forward:
+    """The output of a kernel, computed anew in blocks of which it marked a row as not finite; and if there were any."""
     grid, output, unrounded = call.grid, forward.output, forward.unrounded
+    told = room_to_tell(call)
 
     def launch(blocks: Blocks) -> None:
         count = cdiv(grid.queries, blocks.rows) * call.rows
-        programs = min(count, processors(call.device))
+        programs = len(told)
         call.launch(
             ("repair", blocks, unrounded is not None), repair, (programs,),
-            call.q, call.k, call.v, output, odd, unrounded, call.q.stride(), call.k.stride(), call.v.stride(),
-            call.mask.span, call.lists(blocks), call.mask.arrays, call.scoring,
-            grid.queries, grid.keys, cdiv(count, programs), count, UNROUNDED=unrounded is not None,
+            call.q, call.k, call.v, output, odd, unrounded, forward.total, told,
+            call.q.stride(), call.k.stride(), call.v.stride(), steps_of(output), call.mask.span, call.lists(blocks),
+            call.mask.arrays, call.scoring,
+            grid.queries, grid.keys, cdiv(count, programs), count, grid.heads, UNROUNDED=unrounded is not None,
             BM=blocks.rows, BN=blocks.columns, N=1024, form=call.form,
             num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
         )  # fmt: skip
 
     call.fitted("repair", grid.queries, launch)
+    return forward._replace(told=told)
+
+
+def room_to_tell(call: Call) -> torch.Tensor:
+    """A number for each program that looks for rows which are not finite."""
+    return call.launch.room((processors(call.device),), torch.int32, call.device)
+
+
+def steps_of(output: torch.Tensor) -> tuple[int, int, int]:
+    """From one batch row, all of them counted, head and query of an output without gaps to the next."""
+    return output.stride(-4) if output.ndim > 3 else 0, output.stride(-3), output.stride(-2)

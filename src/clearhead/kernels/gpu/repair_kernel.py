@@ -8,27 +8,36 @@ import triton.language as tl
 from clearhead.kernels.gpu.softmax_kernel import finish, store_output, sums_of_block
 
 
-@triton.jit(do_not_specialize=["span", "lists", "mask", "scoring", "each", "count"])
+@triton.jit(do_not_specialize=["span", "lists", "mask", "scoring", "each", "count", "heads"])
 def repair(
-    q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides,
-    span, lists, mask, scoring, T, S, each, count,
+    q, k, v, out, odd_at, unrounded, totals, told, q_strides, k_strides, v_strides, out_strides,
+    span, lists, mask, scoring, T, S, each, count, heads,
     UNROUNDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """The output anew, of blocks of queries that have a row marked as not finite; a program has `each` of `count`.
 
-    It may be so by a value that a query does not see: in the product of a tile its weight of 0 times NaN is NaN.
+    It may be so by a value that a query does not see: in the product of a tile its weight of 0 times NaN is NaN. Each
+    program also says whether there was such a row, or one without a sum.
     """
     blocks, first, last, start, stop = part_of(tl.program_id(0), T, each, count, BM)
-    some = 0
+    some, empty = 0, 0
     for at in range(start, stop, N):  # nearly always there is none
         places = at + tl.arange(0, N)
         some = tl.maximum(some, tl.max(tl.load(odd_at + places, mask=places < stop, other=0), 0))
+        empty = tl.maximum(empty, without_sum(totals, places, stop))
+    tl.store(told + tl.program_id(0), tl.maximum(some, empty))
     if some > 0:
         for index in range(first, last):
             repair_block(
-                q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, span, lists, mask, scoring,
-                index // blocks, index % blocks, T, S, UNROUNDED, BM, BN, form,
+                q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, out_strides, span, lists, mask,
+                scoring, index // blocks, index % blocks, T, S, heads, UNROUNDED, BM, BN, form,
             )  # fmt: skip
+
+
+@triton.jit
+def without_sum(totals, places, stop):
+    """1 where some row sees nothing, or nothing that is more than 0."""
+    return tl.max((tl.load(totals + places, mask=places < stop, other=1.0) == 0).to(tl.int32), 0)
 
 
 @triton.jit
@@ -45,8 +54,8 @@ def part_of(program, T, each, count, BM: tl.constexpr):
 
 @triton.jit
 def repair_block(
-    q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, span, lists, mask, scoring, number, block, T, S,
-    UNROUNDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
+    q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, out_strides, span, lists, mask, scoring, number,
+    block, T, S, heads, UNROUNDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """The output of one block anew, if it has a row that is marked."""
     rows = block * BM + tl.arange(0, BM)
@@ -58,4 +67,6 @@ def repair_block(
             number, block, rows, T, S, False, False, BM, BN, form,
         )  # fmt: skip
         share, _, _, _, _, _ = finish(largest, sums, weighted, 0.0, scoring, False, False, form)
-        store_output(out, unrounded, values * share[:, None], here, inside, UNROUNDED, form)
+        batch, head = tl.cast(number // heads, tl.int64), tl.cast(number % heads, tl.int64)
+        place = batch * out_strides[0] + head * out_strides[1] + rows.to(tl.int64) * out_strides[2]
+        store_output(out, unrounded, values * share[:, None], place, here, inside, UNROUNDED, form)

@@ -66,14 +66,15 @@ class Recorder(Launcher):
         super().__call__(name, kernel, grid, *args, **options)
         self.launched.append((self.known.get(name), kernel, grid, args, options))
 
-    def room(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """An empty tensor."""
-        empty = super().room(shape, dtype, device)
+    def room(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None
+    ) -> torch.Tensor:
+        """An empty tensor without gaps, its axes in the order of the strides."""
+        empty = super().room(shape, dtype, device, strides)
         self.tensors.append(empty)
         shape = tuple(shape)
-        self.rooms.append(
-            Allocation(shape, strides_of(shape), dtype, device, bypass.QUICK_EMPTY.get(device.type), zeros=False)
-        )
+        make = bypass.QUICK_EMPTY.get(device.type)
+        self.rooms.append(Allocation(shape, strides or strides_of(shape), dtype, device, make, zeros=False))
         return empty
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -221,7 +222,7 @@ class Replay:
         self.played = True
         own, cleared, script, results = self.layout = self.layout or layout_of(self)
         tensors = [
-            room(shape, dtype, device) if make is None else make(shape, strides, dtype)
+            room(shape, dtype, device, strides) if make is None else make(shape, strides, dtype)
             for shape, strides, dtype, device, make, _ in own
         ]
         for number in cleared:

@@ -47,14 +47,14 @@ def run(kernel: str, problem: Problem, compute: Callable[[Call], Looked]) -> Ran
 
 def observed_of(kernel: str, found: Looked) -> Observed:
     """What was found, as it is given."""
-    output, lse, _, _, largest, entropy, _ = found.forward
+    output, lse, _, _, largest, entropy, *_ = found.forward
     return made(Observed, output=output, lse=lse, max_score=largest, entropy=entropy, kernel=kernel, **found.more)
 
 
 def ran_of(kernel: str, found: Looked) -> Ran:
     """The same with what gradients need."""
-    _, _, peak, total, _, _, unrounded = found.forward
-    return Ran(observed_of(kernel, found), peak, total, unrounded)
+    forward = found.forward
+    return Ran(observed_of(kernel, found), forward.peak, forward.total, forward.unrounded)
 
 
 class Again:
@@ -74,10 +74,14 @@ class Again:
         self.replay.played = True
         return made(Observed, **self.rest, **self.seen.play((q, k, v, None)))
 
-    def packed(self, q: Array, k: Array, v: Array) -> Packed | None:
-        """The same into one piece of memory, for tensors like these; None where that cannot be."""
+    def packed(self, q: Array, k: Array, v: Array, *, all_seen: bool = False) -> Packed | None:
+        """The same into one piece of memory, for tensors like these; None where that cannot be.
+
+        `all_seen`: each query sees some key, and each key is seen by some query.
+        """
+        told = self.replay.results.forward.told if all_seen else None
         try:
-            return Packed(self.replay, flat(self.seen.results), self.lasting, q, k, v)
+            return Packed(self.replay, flat(self.seen.results), self.lasting, q, k, v, told)
         except ValueError:
             return None
 

@@ -179,12 +179,11 @@ def sums_of_block(
 
 
 @triton.jit
-def store_output(out, unrounded, result, here, inside, UNROUNDED: tl.constexpr, form: tl.constexpr):
-    """A block's output to its place, rounded, and unrounded where that is wanted too."""
+def store_output(out, unrounded, result, place, here, inside, UNROUNDED: tl.constexpr, form: tl.constexpr):
+    """A block's output, rows of it from `place` on, rounded; and unrounded where that is wanted too, by row."""
     WIDTH: tl.constexpr = form.padded_value_dim
     columns = tl.arange(0, WIDTH)
-    at = (here * form.value_dim)[:, None] + columns[None, :]
     real = inside[:, None] & (columns < form.value_dim)[None, :]
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=real)
+    tl.store(out + place[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=real)
     if UNROUNDED:
-        tl.store(unrounded + at, result, mask=real)
+        tl.store(unrounded + (here * form.value_dim)[:, None] + columns[None, :], result, mask=real)

@@ -77,16 +77,27 @@ def tiles_seen(first, rows: gl.constexpr, bins, skipped, upper, lower, FORM: gl.
     return begin, low, high, end
 
 
+@gluon.jit
+def half_of(tiles, half):
+    """The first or the second half of what `tiles_seen` gives."""
+    begin, low, high, end = tiles
+    middle = (begin + end + 1) // 2
+    begin = gl.where(half == 0, begin, middle)
+    end = gl.where(half == 0, middle, end)
+    low = gl.minimum(gl.maximum(low, begin), end)
+    return begin, low, gl.minimum(gl.maximum(high, low), end), end
+
+
 @gluon.jit(
-    do_not_specialize=["queries", "skipped", "count", "each", "size"],
-    do_not_specialize_on_alignment=["peaks", "totals", "levels", "large", "counts"],
+    do_not_specialize=["queries", "keys", "skipped", "count", "each", "size"],
+    do_not_specialize_on_alignment=["peaks", "totals", "levels", "large", "counts", "received"],
 )
-def lay_out(peaks, totals, levels, shifts, large, counts, queries, skipped, count, each, size, scale, factor,
-            N: gl.constexpr, EVEN: gl.constexpr, TOP: gl.constexpr):  # fmt: skip
+def lay_out(peaks, totals, levels, shifts, large, counts, received, queries, keys, skipped, count, each, size, scale,
+            factor, N: gl.constexpr, EVEN: gl.constexpr, TOP: gl.constexpr, ADDED: gl.constexpr):  # fmt: skip
     """Three rows for one tile of queries: shifts, exponents from which keys may be among the largest, corrections.
 
     A shift is +inf where there is no query, or one that sees nothing or is skipped. With TOP, no query has any yet of
-    the largest weights, which are counted from here on.
+    the largest weights, which are counted from here on; with ADDED, no key has received anything yet.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     bins = Bins(queries, count, each, size, EVEN)
@@ -109,5 +120,12 @@ def lay_out(peaks, totals, levels, shifts, large, counts, queries, skipped, coun
     gl.store(shifts + entry + 2 * N, correction)
     if TOP:
         gl.store(counts + place, gl.full([N], 0, gl.int32, layout), row < stop)
+    if ADDED:
+        for start in range(tile * N, keys, gl.num_programs(0) * N):
+            gl.store(
+                received + number.to(gl.int64) * keys + start + column,
+                gl.full([N], 0.0, gl.float32, layout),
+                start + column < keys,
+            )
     if gl.max(gl.where(total > 0, gl.abs(shift), 0.0), 0) > 32:  # whose rounding is more than that of a weight
         gl.store(large, 1)

@@ -80,12 +80,14 @@ def forward(
     unrounded: bool = False,
     marked: bool = False,
     looked: bool = False,
+    as_queries: bool = False,
 ) -> Done:
     """Attention of q (B, H, T, D) over k and v (B, Hk, S, D), as `accepts.refusal` lets through.
 
     Query i sees no key after i + causal_offset, and none before i + causal_offset − window. A row that sees nothing has
     output 0, peak −inf and total 0. With `ranges` it sees those keys instead, and with `runs` what
     is in their tiles. Calls with one `launch` are of one kind. `looked`: the second look is told what it starts from.
+    `as_queries`: the output lies as the queries do, heads between positions, where they have no gaps.
     """
     batch, heads, queries, head_dim = q.shape
     upper = causal_offset or 0
@@ -109,7 +111,7 @@ def forward(
         return Done(output, lowest, zero, lowest.clone(), largest, entropies, levels, whole)
     launch = launch or Launcher()
     new = partial(launch.room, (batch, heads, queries), torch.float32, q.device)
-    output = launch.room((batch, heads, queries, head_dim), q.dtype, q.device)
+    output = launch.room((batch, heads, queries, head_dim), q.dtype, q.device, strides_like(q) if as_queries else None)
     whole = launch.room(output.shape, torch.float32, q.device) if unrounded else None
     odd = launch.room(output.shape[:3], torch.int32, q.device) if marked else None
     peak, total, lse = new(), new(), new()
@@ -154,6 +156,15 @@ def forward(
         form, config, num_warps=config.rows // 16,
     )  # fmt: skip
     return Done(output, peak, total, lse, largest, entropies, levels, whole, odd)
+
+
+def strides_like(q: torch.Tensor) -> tuple[int, ...] | None:
+    """Strides of an array that lies as q does, where that has its heads between positions and no gaps; else None."""
+    batch, heads, queries, head_dim = q.shape
+    between = (queries * heads * head_dim, head_dim, heads * head_dim, 1)
+    if min(heads, queries) == 1 or q.stride()[1:] != between[1:] or (batch > 1 and q.stride(0) != between[0]):
+        return None
+    return between
 
 
 def described(array: torch.Tensor, length: int, rows: int) -> Any:

@@ -16,7 +16,7 @@ from clearhead.kernels.contract import Ran
 from clearhead.kernels.gpu import run as shared_run
 from clearhead.kernels.gpu.call import Call, Forward
 from clearhead.kernels.gpu.masks import FAR
-from clearhead.kernels.gpu.repair import repaired
+from clearhead.kernels.gpu.repair import repaired, room_to_tell
 from clearhead.kernels.gpu.run import Looked, narrowed
 from clearhead.kernels.gpu.second_look import look_again
 from clearhead.kernels.hopper import backward, forward, schedule, second_look, tile_runs
@@ -62,16 +62,17 @@ def forward_and_look(call: Call) -> Looked:
     again = plain and want is not None and not LOOKED.isdisjoint(want.names)
     done = attended(call, seen, few_top(want) if plain else 0, again)
     rows = (done.output, done.lse, done.peak, done.total, done.largest, done.entropy, done.unrounded)
-    found = Forward._make(None if array is None else batched(call, array) for array in rows)
+    found = Forward._make([*(None if array is None else batched(call, array) for array in rows), None])
     mending = None  # rows that are not finite, together with what else is seldom left to do
     if done.odd is not None and again and may_wait(call, found, want):
-        mending = partial(mended, call, found, done.odd)
+        told = room_to_tell(call)
+        mending, found = partial(mended, call, found, done.odd, told), found._replace(told=told)
     elif done.odd is not None:
-        repaired(call, found, done.odd)
+        found = repaired(call, found, done.odd)
     found = narrowed(call, found)
     more = looked(call, want, seen, done, mending) if again and want is not None else {}
     if mending is not None and done.odd is not None and "top" not in more:
-        repaired(call, found, done.odd)
+        found = repaired(call, found, done.odd)
     outputs = (found.output if found.unrounded is None else found.unrounded, found.output)
     return Looked(found, look_again(call, want, found.peak, found.total, more, ratio_of(call), outputs))
 
@@ -126,6 +127,7 @@ def attended(call: Call, seen: Seen, top: int, looked: bool) -> forward.Done:
         unrounded=problem.keeps_unrounded,
         marked=problem.mask is not None and (call.form.program is None or seen.runs is not None),
         looked=looked,
+        as_queries=not (problem.differentiated or problem.keeps_unrounded),
     )  # fmt: skip
 
 

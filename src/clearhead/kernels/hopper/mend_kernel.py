@@ -5,32 +5,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from clearhead.kernels.gpu.repair_kernel import part_of, repair_block
+from clearhead.kernels.gpu.repair_kernel import part_of, repair_block, without_sum
 from clearhead.kernels.hopper.top_kernel import search_block
 
 
 @triton.jit(do_not_specialize=["span", "lists", "mask", "scoring", "each", "count", "group", "upper", "lower"])
 def mend(
-    q, k, v, out, odd_at, unrounded, counts, peaks, totals, weights, indices, q_strides, k_strides, v_strides,
-    span, lists, mask, scoring, T, S, each, count, heads, group, upper, lower, scale, softcap, factor,
+    q, k, v, out, odd_at, unrounded, told, counts, peaks, totals, weights, indices, q_strides, k_strides, v_strides,
+    out_strides, span, lists, mask, scoring, T, S, each, count, heads, group, upper, lower, scale, softcap, factor,
     UNROUNDED: tl.constexpr, TOP: tl.constexpr, K: tl.constexpr, HEAD_DIM: tl.constexpr, UPPER: tl.constexpr,
     LOWER: tl.constexpr, PROGRAM: tl.constexpr, SOFTCAP: tl.constexpr, HELD: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, N: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """What `repair` and `search` do, of blocks of queries; a program has `each` of `count`."""
     blocks, first, last, start, stop = part_of(tl.program_id(0), T, each, count, BM)
-    some = 0
+    some, empty, odd = 0, 0, 0
     for at in range(start, stop, N):  # nearly always there is none
         places = at + tl.arange(0, N)
-        odd = tl.load(odd_at + places, mask=places < stop, other=0)
+        odd = tl.maximum(odd, tl.max(tl.load(odd_at + places, mask=places < stop, other=0), 0))
         many = tl.load(counts + places, mask=places < stop, other=0) > HELD
-        some = tl.maximum(some, tl.max(tl.maximum(odd, many.to(tl.int32)), 0))
-    if some > 0:
+        some = tl.maximum(some, tl.max(many.to(tl.int32), 0))
+        empty = tl.maximum(empty, without_sum(totals, places, stop))
+    tl.store(told + tl.program_id(0), tl.maximum(odd, empty))
+    if tl.maximum(some, odd) > 0:
         for index in range(first, last):
             number, block = index // blocks, index % blocks
             repair_block(
-                q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, span, lists, mask, scoring,
-                number, block, T, S, UNROUNDED, BM, BN, form,
+                q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, out_strides, span, lists, mask,
+                scoring, number, block, T, S, heads, UNROUNDED, BM, BN, form,
             )  # fmt: skip
             head, batch = tl.cast(number % heads, tl.int32), tl.cast(number // heads, tl.int32)
             search_block(

@@ -14,6 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from clearhead.core.observations import Map, Top
 from clearhead.kernels.gpu.bypass import descriptor_of
+from clearhead.kernels.gpu.call import processors
 from clearhead.kernels.gpu.launcher import Launcher
 from clearhead.kernels.gpu.observe_kernel import pool
 from clearhead.kernels.gpu.tuning import pooling
@@ -24,6 +25,9 @@ from clearhead.kernels.hopper.schedule import side_by_side
 from clearhead.kernels.hopper.tile_runs import TileRuns
 from clearhead.kernels.hopper.top_kernel import HELD, choose, search
 from clearhead.kernels.hopper.weights_kernel import add_parts, by_key
+
+CHOOSING = 4  # warps that choose the largest of eight queries each
+EVENLY = 1.5  # causal programs for each that runs at once, from which on their shares are about even, measured
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class LookForm:
     even: bool  # all bins have the same number of queries
     tiles: bool = False  # a mask of any kind, by lists of tiles
     some: bool = False  # of such a mask, not all queries count
+    halved: bool = False  # two programs share a block of keys
     careful: bool = False
 
 
@@ -130,34 +135,37 @@ def look(
     upper = causal_offset or 0
     lower = upper - (window or 0)
     factor = (scale if softcap is None else 1.0) * math.log2(math.e)
+    blocks = -(-keys // (config.rows * config.consumers))
+    programs, parts = blocks * batch * heads, None
+    causal = causal_offset is not None and window is None
+    halved = masked is None and not map and programs < seats(config, q.device) * (EVENLY if causal else 1)
     plain, careful = looks(
         head_dim, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map),
-        pooled, bool(top), queries % count == 0, masked is not None, masked is not None and skipped > 0,
+        pooled, bool(top), queries % count == 0, masked is not None, masked is not None and skipped > 0, halved,
     )  # fmt: skip
     name = (received, map, top)
     launch(
         ("lay out", name), lay_out, (count * each, batch * heads),
         done.peak, done.total, done.levels[4:] if top else done.peak, shifts, large, counts,
-        queries, skipped, count, each, queries // count,
-        scale if softcap is None else 1.0, factor, config.columns, plain.even, bool(top), num_warps=1,
+        shifts if got is None else got, queries, keys, skipped, count, each, queries // count,
+        scale if softcap is None else 1.0, factor, config.columns, plain.even, bool(top), halved and got is not None,
+        num_warps=1,
     )  # fmt: skip
     rows = (
         described(q, queries, config.columns),
         described(k, keys, config.rows),
         described_numbers(shifts, config.columns),
     )
-    blocks = -(-keys // (config.rows * config.consumers))
     side = 1 if masked is None else masked.runs.each
     lists = (large, large, large) if masked is None else (masked.runs.table, masked.runs.tiles, masked.runs.bits)
-    programs, parts = blocks * batch * heads, None
     if masked is not None:  # of a block that most queries see there are several
         programs = len(masked.runs.table) * side
         if got is not None and masked.runs.added is not None:
             parts = new((masked.runs.places * side, config.rows * config.consumers))
-    if causal_offset is not None and window is None:
+    if causal:
         side = side_by_side(blocks, batch * heads, q.device)
     launch(
-        ("by key", name), by_key, (programs,),
+        ("by key", name), by_key, (programs * (1 + halved),),
         *rows, sums if got is None else got, sums if parts is None else parts, sums, tops, counts, found,
         large, *lists, queries, keys, heads, batch * heads, side, heads // k.shape[1], skipped, upper, lower, count,
         each, queries // count, scale, softcap or 1.0, factor, plain, careful, config, num_warps=config.rows // 16,
@@ -183,9 +191,9 @@ def look(
         best = Top(launch.room(shape, torch.int64, q.device), new(shape))
         power = 1 << (top - 1).bit_length()
         launch(
-            ("choose", name), choose, (-(-batch * heads * queries // 128),),
+            ("choose", name), choose, (-(-batch * heads * queries // (8 * CHOOSING)),),
             counts, found, done.peak, done.total, best.weights, best.indices, batch * heads * queries,
-            scale if softcap is None else 1.0, factor, top, power, num_warps=4,
+            scale if softcap is None else 1.0, factor, top, power, num_warps=CHOOSING,
         )  # fmt: skip
         constants = {
             "TOP": top, "K": max(2, power), "HEAD_DIM": head_dim, "UPPER": plain.upper,
@@ -226,6 +234,11 @@ def preferred(head_dim: int, bin: int, top: bool, map: bool) -> LookConfig:
     if top and not map:
         return by_lists(head_dim)
     return LookConfig(64 if bin <= 64 else 128, 4 if top else 3, offered=16 if bin <= 64 else 32)
+
+
+def seats(config: LookConfig, device: torch.device) -> int:
+    """How many programs run at once."""
+    return processors(device) * (2 if config.limit else 1)
 
 
 @cache

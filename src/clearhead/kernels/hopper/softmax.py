@@ -73,9 +73,9 @@ def soften(scores, tile, rows, scales, sees, MASKED: gl.constexpr, FORM: gl.cons
     p = gl.exp2(exponent)
     alpha = gl.exp2(shift - finite)
     if FORM.value.entropy:
-        terms = p * exponent
         if MASKED:
-            terms = gl.where(p == 0, 0.0, terms)  # 0 · −inf
+            exponent = gl.maximum(exponent, -3e38)  # 0 · −inf is no number, and NaN is in p
+        terms = p * exponent
         moved = gl.where(peak == float("-inf"), 0.0, shift - finite)
         weighted = (weighted + moved * total) * alpha + gl.sum(terms, 1)
     total = total * alpha + gl.sum(p, 1)

@@ -181,43 +181,39 @@ def denominator(peak, total, scale, factor):
 def choose(counts, found, peaks, totals, weights, indices, rows, scale, factor, TOP: gl.constexpr, K: gl.constexpr):
     """The largest weights of a block of queries, in descending order, and their keys, from their lists.
 
-    K is TOP or the next power of two. Most lists are less than half full.
+    K is TOP or the next power of two. Most lists are less than half full. Four threads have a query, each a part of its
+    list and of its results, side by side in memory: with one a query there were too few to wait for memory with.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    ROWS: gl.constexpr = 32 * gl.num_warps()
-    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout)
-    count = gl.load(counts + row, row < rows, 0)
-    lists = (count, found, peaks, totals)
-    if gl.max(count, 0) <= LISTED // 2:
-        choose_of(lists, weights, indices, row, rows, scale, factor, LISTED // 2, TOP, K)
+    ROWS: gl.constexpr = 8 * gl.num_warps()
+    first = gl.program_id(0) * ROWS
+    row = first + gl.arange(0, ROWS, layout)
+    many = gl.max(gl.load(counts + row, row < rows, 0), 0)
+    if many <= LISTED // 2:
+        choose_of(counts, found, peaks, totals, weights, indices, first, rows, scale, factor, LISTED // 2, TOP, K)
     else:
-        choose_of(lists, weights, indices, row, rows, scale, factor, LISTED, TOP, K)
+        choose_of(counts, found, peaks, totals, weights, indices, first, rows, scale, factor, LISTED, TOP, K)
 
 
 @gluon.jit
-def choose_of(lists, weights, indices, row, rows, scale, factor, SLOTS: gl.constexpr, TOP: gl.constexpr,
-              K: gl.constexpr):  # fmt: skip
+def choose_of(counts, found, peaks, totals, weights, indices, first, rows, scale, factor, SLOTS: gl.constexpr,
+              TOP: gl.constexpr, K: gl.constexpr):  # fmt: skip
     """The same where lists hold so many at most."""
-    count, found, peaks, totals = lists
-    ROWS: gl.constexpr = row.shape[0]
-    layout: gl.constexpr = gl.BlockedLayout([1, SLOTS], [32, 1], [gl.num_warps(), 1], [1, 0])
-    by_row: gl.constexpr = gl.SliceLayout(1, layout)
-    # lists are read side by side, whole lines of memory at a time, and then each is a thread's
-    near: gl.constexpr = gl.BlockedLayout([1, 2], [64 // SLOTS, SLOTS // 2], [gl.num_warps(), 1], [1, 0])
-    entry_row = gl.convert_layout(row, gl.SliceLayout(1, near))
-    slot = gl.arange(0, SLOTS, gl.SliceLayout(0, near))
-    listed = slot[None, :] < gl.convert_layout(count, gl.SliceLayout(1, near))[:, None]
-    entry = gl.load(found + entry_row.to(gl.int64)[:, None] * LISTED + slot[None, :], listed, 0)
-    entry = gl.convert_layout(entry, layout)
-    row = gl.convert_layout(row, by_row)
-    slot = gl.arange(0, SLOTS, gl.SliceLayout(0, layout))
-    listed = slot[None, :] < gl.convert_layout(count, by_row)[:, None]
-    exponent = gl.where(listed, entry.to(gl.int32).to(gl.float32, bitcast=True), float("-inf"))
-    key = gl.where(listed, (entry >> 32).to(gl.int32), NO_KEY)
+    ROWS: gl.constexpr = 8 * gl.num_warps()
+    layout: gl.constexpr = gl.BlockedLayout([1, SLOTS // 4], [8, 4], [gl.num_warps(), 1], [1, 0])
+    EACH: gl.constexpr = K // 4 if K >= 4 else 1
+    ranks: gl.constexpr = gl.BlockedLayout([1, EACH], [8, 4], [gl.num_warps(), 1], [1, 0])
+    by_row: gl.constexpr = gl.SliceLayout(1, ranks)
+    row = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    count = gl.load(counts + row, row < rows, 0)
     peak = gl.load(peaks + row, row < rows, 0.0)
     total = gl.load(totals + row, row < rows, 0.0)
+    slot = gl.arange(0, SLOTS, gl.SliceLayout(0, layout))
+    listed = slot[None, :] < count[:, None]
+    entry = gl.load(found + row.to(gl.int64)[:, None] * LISTED + slot[None, :], listed, 0)
+    exponent = gl.where(listed, entry.to(gl.int32).to(gl.float32, bitcast=True), float("-inf"))
+    key = gl.where(listed, (entry >> 32).to(gl.int32), NO_KEY)
     _, correction = denominator(peak, total, scale, factor)
-    ranks: gl.constexpr = gl.BlockedLayout([1, K], [32, 1], [gl.num_warps(), 1], [1, 0])
     column = gl.arange(0, K, gl.SliceLayout(0, ranks))[None, :]
     best = gl.full([ROWS, K], 0.0, gl.float32, ranks)
     keys = gl.full([ROWS, K], -1, gl.int32, ranks)
@@ -226,17 +222,14 @@ def choose_of(lists, weights, indices, row, rows, scale, factor, SLOTS: gl.const
         chosen = gl.min(gl.where(exponent == most[:, None], key, NO_KEY), 1)
         weight = gl.where(total == total, gl.exp2(most) * correction, total)
         which = gl.where(weight > 0, chosen, -1)
-        best = gl.where(column == rank, gl.convert_layout(weight, gl.SliceLayout(1, ranks))[:, None], best)
-        keys = gl.where(column == rank, gl.convert_layout(which, gl.SliceLayout(1, ranks))[:, None], keys)
+        best = gl.where(column == rank, gl.convert_layout(weight, by_row, assert_trivial=True)[:, None], best)
+        keys = gl.where(column == rank, gl.convert_layout(which, by_row, assert_trivial=True)[:, None], keys)
         exponent = gl.where(key == chosen[:, None], float("-inf"), exponent)
-    # they are written side by side, too
-    beside: gl.constexpr = gl.BlockedLayout([1, 1], [32 // K, K], [gl.num_warps(), 1], [1, 0])
-    here = gl.convert_layout(row, gl.SliceLayout(1, beside))
-    column = gl.arange(0, K, gl.SliceLayout(0, beside))[None, :]
-    place = here.to(gl.int64)[:, None] * TOP + column
-    written = (here < rows)[:, None] & (column < TOP)
-    gl.store(weights + place, gl.convert_layout(best, beside), written)
-    gl.store(indices + place, gl.convert_layout(keys, beside).to(gl.int64), written)
+    row = gl.convert_layout(row, by_row, assert_trivial=True)
+    place = row.to(gl.int64)[:, None] * TOP + column
+    written = (row < rows)[:, None] & (column < TOP)
+    gl.store(weights + place, best, written)
+    gl.store(indices + place, keys.to(gl.int64), written)
 
 
 @triton.jit(do_not_specialize=["T", "S", "group", "upper", "lower", "mask"])

@@ -16,6 +16,9 @@ Under a mask of any kind (`tile_runs.py`) a block of keys has a list of the tile
 mixed ones first, of which bits say who sees whom; then there is one bin. A long list is shared out among programs: the
 first writes what it found, the others put it aside, and `add_parts` adds it up in their order.
 
+Without such a list, and where there are few programs for a processor, two of them share a block of keys (`halved`), the
+first and the last of its tiles. Both add what they found to zero, and a sum of two numbers has no order.
+
 CONFIG and FORM are the values of `second_look.py` that say how the work is cut up and what is wanted.
 """
 
@@ -33,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from clearhead.kernels.hopper.bins_kernel import Bins, first_of_bin, first_of_tile, tiles_seen
+from clearhead.kernels.hopper.bins_kernel import Bins, first_of_bin, first_of_tile, half_of, tiles_seen
 from clearhead.kernels.hopper.jobs import head_and_row
 from clearhead.kernels.hopper.pipeline import async_load, share
 from clearhead.kernels.hopper.softmax import capped, masked_by_bits
@@ -211,7 +214,9 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
         received, sums, _, _, _, _ = state
         total = gl.sum(received + sums, 1)
         place = gl.convert_layout(key, total.type.layout)
-        if FORM.value.tiles:
+        if FORM.value.halved:
+            gl.atomic_add(outputs.received + number.to(gl.int64) * keys + place, total, place < keys)
+        elif FORM.value.tiles:
             if aside >= 0:
                 gl.store(outputs.parts + aside * (ROWS * CONFIG.value.consumers) + place - first, total)
             else:
@@ -312,11 +317,16 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
         aside = gl.load(entry + 7).to(gl.int64)
         aside = gl.where(aside > 0, (aside - 1) * side + gl.program_id(0) % side, -1)
     else:
-        block, number = share(gl.program_id(0), blocks, total, side)
+        job = gl.program_id(0)
+        if FORM.value.halved:
+            job = job // 2
+        block, number = share(job, blocks, total, side)
         first = block * (ROWS * CONSUMERS)  # the first keys of a causal head are seen by most: they go first
         head = number % heads
         batch = number // heads
         tiles = tiles_seen(first, ROWS * CONSUMERS, bins, skipped, upper, lower, FORM, N)
+        if FORM.value.halved:
+            tiles = half_of(tiles, gl.program_id(0) % 2)
 
     k_block = gl.allocate_shared_memory(k_rows.dtype, [CONSUMERS, 1, 1, ROWS, FORM.value.head_dim], k_rows.layout)
     k_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

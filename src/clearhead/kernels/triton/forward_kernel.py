@@ -37,4 +37,5 @@ def forward(
     if ENTROPY:
         tl.store(largest_at + here, largest, mask=inside)
         tl.store(entropy_at + here, entropy, mask=inside)
-    store_output(out, unrounded, values * share[:, None], here, inside, UNROUNDED, form)
+    place = here * form.value_dim
+    store_output(out, unrounded, values * share[:, None], place, here, inside, UNROUNDED, form)

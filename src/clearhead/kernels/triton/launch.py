@@ -65,7 +65,7 @@ def by_blocks(call: Call, found: Forward) -> None:
         call.launch(
             ("forward", blocks, observing, unrounded),
             forward_kernel, (cdiv(grid.queries, blocks.rows) * call.rows,),
-            call.q, call.k, call.v, *found, call.sinks,
+            call.q, call.k, call.v, *found.arrays, call.sinks,
             call.q.stride(), call.k.stride(), call.v.stride(), *call.described(blocks), call.mask.span,
             call.lists(blocks), call.mask.arrays, call.scoring, grid.queries, grid.keys,
             SINKS=call.sinks is not None, ENTROPY=observing, UNROUNDED=unrounded, REVERSED=call.backwards,
@@ -99,7 +99,7 @@ def decode(call: Call, found: Forward) -> None:
         )  # fmt: skip
         call.launch(
             ("merge", splits, observing, unrounded), merge_parts, (call.rows * grid.queries,),
-            parts, *found, call.sinks, call.scoring, grid.queries, splits,
+            parts, *found.arrays, call.sinks, call.scoring, grid.queries, splits,
             SINKS=call.sinks is not None, ENTROPY=observing, UNROUNDED=unrounded,
             SPLITS=power_of_2(splits), form=form, **EXACT,
         )  # fmt: skip
