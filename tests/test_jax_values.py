@@ -213,3 +213,15 @@ ch.causal()  # which tells it
 assert len(jax.tree.leaves(early)) == 1
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_nan_of_either_sign_is_above_all_weights(sign: float) -> None:
+    """x86 computes negative ones, which XLA sorts below everything."""
+    from clearhead.core.arrays import Library
+
+    values = jnp.asarray([[0.5, np.copysign(np.nan, sign), 0.25], [0.125, 0.5, 0.375]], jnp.float32)
+    largest, places = Library.of(values).largest(values, 2)
+    assert np.isnan(largest[0, 0])
+    np.testing.assert_array_equal(largest[1], [0.5, 0.375])
+    np.testing.assert_array_equal(places, [[1, 0], [1, 2]])

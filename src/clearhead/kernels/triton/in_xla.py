@@ -122,11 +122,11 @@ def run(problem: Problem, *, interpret: bool = False) -> Ran:
     counts = jnp.broadcast_to(counted(problem), rows).reshape(-1, grid.queries).astype(jnp.float32)
     way = Way(grid.heads, problem.group, problem.softcap, wanted, interpret)
     seen = program(way, q, k, v, jnp.float32(problem.scale), spans_of(problem), counts)
-    output, lse, peak, total, entropy, received = (
-        None if array is None else array.reshape(*rows[:-1], *array.shape[1:]) for array in seen
-    )
+    found: Any = [None if array is None else array.reshape(*rows[:-1], *array.shape[1:]) for array in seen]
+    output, lse, peak, total, entropy, received = found
     more = {"received": received} if wanted else {}
-    observed = Observed(output=output, lse=lse, max_score=peak, entropy=entropy, kernel="triton", **more)
+    largest = jnp.where(total == total, peak, total)  # a maximum need not keep NaN, and a sum does
+    observed = Observed(output=output, lse=lse, max_score=largest, entropy=entropy, kernel="triton", **more)
     return Ran(observed, peak, total)
 
 

@@ -102,7 +102,8 @@ def second_kernel(*refs: Any, way: Options) -> None:
         here = pl.ds(first, QUERIES)
         counts, peak, total = (plt.load(ref.at[here]) for ref in (counts_ref, peak_ref, total_ref))
         seen = allowed(spans, first, start)
-        score = scores(way, plt.load(q_ref.at[here, :]), k, scale)
+        # as in the first look, and not fused with what is subtracted: both have to round scores alike, however large
+        score = jnp.where(seen, scores(way, plt.load(q_ref.at[here, :]), k, scale), -jnp.inf)
         base = jnp.where(peak == -jnp.inf, 0.0, peak)
         e = jnp.where(seen, jnp.exp(jnp.where(seen, score - base[:, None], 0.0)), 0.0)
         return received + (e * (counts / jnp.where(total > 0, total, 1.0))[:, None]).sum(axis=0)
