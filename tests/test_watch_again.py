@@ -269,6 +269,7 @@ def test_numbers_that_are_not_finite_are_told_and_later_calls_wait(gpu: list[Any
                     assert "not finite" in seen.missed["attention"]
                     model(q, k, v)
                     assert len(gpu) == 1, "it is careful now"
+                assert "not finite" in seen.missed["attention"], "also once it is closed"
 
 
 def test_what_cannot_be_played_is_observed_as_before(gpu: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

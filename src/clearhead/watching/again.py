@@ -51,9 +51,9 @@ class Kind:
         }
 
     def finite(self, norms: Tensor) -> bool:
-        """Were all numbers of a call finite, and its scores, by the largest ones?"""
-        q, k, v = self.packed.largest(norms)
-        return q * k * self.factor < torch.finfo(torch.float32).max and math.isfinite(v)
+        """Were all numbers of a call finite, and its scores, by what was kept for that?"""
+        found: bool = self.packed.finite(norms, self.factor)
+        return found
 
 
 class Pending:
@@ -176,7 +176,8 @@ def learn(known: dict[Any, Kind], key: Any, wanted: Wanted, call: dict[str, Any]
     options = wanted.for_length(q.shape[-2])
     try:
         again = observed_again(q, k, v, mask, scale, tuple(options.get(name) for name in ASKED))
-        packed = None if again is None else again.packed(q, k, v)
+        all_seen = mask is None or k.shape[-2] <= q.shape[-2]
+        packed = None if again is None else again.packed(q, k, v, all_seen=all_seen)
     except Exception:  # the model runs on: its calls are observed as before
         return
     if again is None or packed is None:

@@ -267,9 +267,10 @@ class Doubted:
 
     def __call__(self, name: str) -> None:
         recorder = self.recorder()
+        why = "its numbers are not finite, and the model went on with clearhead's result of them"
         if recorder is not None:
             recorder.careful = True
-        why = "its numbers are not finite, and the model went on with clearhead's result of them"
+            recorder.refused.setdefault(name, why)  # who closes the watch says it again
         self.missed.setdefault(name, why)
 
 
