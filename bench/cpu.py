@@ -298,6 +298,8 @@ def at_length(report: Report, lengths: tuple[int, ...], quick: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    calls = {section.__name__: section for section in SECTIONS_OF_CALLS}
+    parser.add_argument("sections", nargs="*", help=f"only these of --calls: {', '.join(calls)}")
     parser.add_argument("--quick", action="store_true", help="short sequences only")
     parser.add_argument(
         "--calls", action="store_true", help="only short calls, training, decoding, precisions, observing, threads"
@@ -306,15 +308,19 @@ def main() -> None:
     parser.add_argument("--sets", action="store_true", help="only half precision, by the name of each instruction set")
     parser.add_argument("--json", type=Path, help="write the rows there too")
     options = parser.parse_args()
+    unknown = set(options.sections) - set(calls)
+    if unknown:
+        parser.error(f"unknown sections {', '.join(sorted(unknown))}; there are {', '.join(calls)}")
     plan = ch.plan(*[np.zeros((1, 8, 8), np.float32)] * 3)
     if "compiled" in plan.others and plan.others["compiled"].startswith("refused"):
         sys.exit(f"bench: compiled: {plan.others['compiled']}")
     lengths = (128, 512, 1024) if options.quick else (128, 512, 1024, 4096)
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, numpy {np.__version__}")
     report = Report()
-    if not options.calls and not options.masks and not options.sets:
+    named = [calls[name] for name in options.sections]
+    if not options.calls and not options.masks and not options.sets and not named:
         at_length(report, lengths, options.quick)
-    for section in (on_cpu,) if options.masks else (half_by_set,) if options.sets else SECTIONS_OF_CALLS:
+    for section in named or ((on_cpu,) if options.masks else (half_by_set,) if options.sets else SECTIONS_OF_CALLS):
         section(report)
     if options.json:
         options.json.write_text(
