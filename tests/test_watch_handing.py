@@ -10,6 +10,7 @@ import hf_models as hf
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import nn
 
 import clearhead as ch
@@ -211,7 +212,10 @@ def test_a_replica_of_a_model_is_seen_by_its_hooks() -> None:
 
 def test_a_checkpoint_is_not_seen_twice() -> None:
     model: Any = hf.build("llama").train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if hasattr(model, "activation_checkpointing_enable"):  # as it is called since transformers 5.23
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     for _ in range(2):  # a stranger, and known
         with ch.watch(model, want={"max_score": True}) as seen:
             model(IDS, use_cache=False).logits.sum().backward()
@@ -235,3 +239,53 @@ def test_every_so_manyth_run_is_looked_at_lightly_too() -> None:
             model(IDS)
     assert [(call.step, call.layer) for call in seen] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert not seen.missed
+
+
+@pytest.mark.parametrize("mask", ["none", "shared", "by head", "by query"])
+def test_heads_that_were_made_queries_are_seen_as_heads(mask: str) -> None:
+    """As transformers does since 5.23 for one query: its function has them laid as queries of the keys they share."""
+    model: Any = hf.build("llama")
+    expected: list[torch.Tensor] = []
+
+    def folding(module: Any, query: Any, key: Any, value: Any, _mask: Any, scaling: float, **_: Any) -> Any:
+        query = query * 1.5  # what was handed over is not what is attended with
+        group, (batch, heads, _, width) = module.num_key_value_groups, query.shape
+        rows = {"none": 0, "shared": 1, "by head": heads, "by query": 1}[mask]
+        bias = torch.randn(batch, rows, group if mask == "by query" else 1, key.shape[2]) if rows else None
+        scores = query @ key.repeat_interleave(group, 1).mT * scaling
+        if mask != "by query":
+            expected.append((scores if bias is None else scores + bias).softmax(-1))
+        folded = bias.reshape(batch, heads // group, group, -1) if bias is not None and mask == "by head" else bias
+        query = query.reshape(batch, heads // group, group, width)
+        output = F.scaled_dot_product_attention(query, key, value, folded, scale=scaling)
+        return output.reshape(batch, heads, 1, -1).transpose(1, 2), None
+
+    transformers.AttentionInterface.register("folding", folding)
+    model.set_attn_implementation("folding")
+    tokens = IDS[:, :1]
+    for _ in range(2):  # a stranger, and known
+        expected.clear()
+        with torch.no_grad(), ch.watch(model, want={"weights": True}) as seen:
+            model(tokens)
+        assert not seen.missed
+        if mask == "by query":  # which heads of one query do not have: it is what it says
+            assert [call.shape[1:3] for call in seen] == [(2, 2), (2, 2)]
+            continue
+        for call, weights in zip(seen, expected, strict=True):
+            torch.testing.assert_close(call.weights, weights, rtol=1e-5, atol=1e-6)
+
+
+def test_a_head_of_a_group_is_silenced_as_one_generates() -> None:
+    """The output of one query's heads is changed by head, however transformers has them laid."""
+    model = known()
+    cache = transformers.DynamicCache()
+    with torch.no_grad():
+        model(IDS, past_key_values=cache)
+        before, after = copy.deepcopy(cache), copy.deepcopy(cache)
+        token = IDS[:, :1]
+        with ch.ablate(model, layer=1, head=3):
+            edited = model(token, past_key_values=before).logits
+        o_proj = model.model.layers[1].self_attn.o_proj
+        width = o_proj.in_features // 4
+        o_proj.weight[:, 3 * width :] = 0  # the same of the projection that follows
+        torch.testing.assert_close(edited, model(token, past_key_values=after).logits, rtol=1e-5, atol=1e-6)

@@ -25,11 +25,11 @@ def hand_over(function: Any, direct: Direct | None, module: Any, args: tuple[Any
     recorders, near = active.recorders, active.near
     if direct is not None and len(near) == 1 and not recorders and not active.standing and near[0].begin(module):
         return for_one(near[0], direct, module, args, options)
-    before = active.given, active.direct
+    before = active.given, active.query, active.direct
     near = [recorder for recorder in active.near if recorder.begin(module)]
     waiting = [recorder for recorder in (*active.standing, *near) if recorder not in recorders]
     alone = direct is not None and not recorders and len(waiting) == len(near)
-    active.given, active.direct = module, False
+    active.given, active.query, active.direct = module, query_of(args), False
     active.handed += 1
     if alone:
         recorders.extend(waiting)
@@ -40,7 +40,7 @@ def hand_over(function: Any, direct: Direct | None, module: Any, args: tuple[Any
         return (function if direct is None else direct.run)(module, *args, **options)
     finally:
         active.handed -= 1
-        active.given, active.direct = before
+        active.given, active.query, active.direct = before
         for recorder in near:
             recorder.end(module)
         if alone:
@@ -52,8 +52,9 @@ def hand_over(function: Any, direct: Direct | None, module: Any, args: tuple[Any
 
 def for_one(recorder: Recorder, direct: Direct, module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """The same for the one watch that looks, where nobody else does: a call of a kind that it has met is played."""
-    recorders, played, before = active.recorders, recorder.played, (active.given, active.direct)
-    active.given, active.direct = module, True
+    recorders, played = active.recorders, recorder.played
+    before = active.given, active.query, active.direct
+    active.given, active.query, active.direct = module, query_of(args), True
     active.handed += 1
     try:
         kind = None if played is None else direct.kind(module, args, options)
@@ -73,9 +74,14 @@ def for_one(recorder: Recorder, direct: Direct, module: Any, args: tuple[Any, ..
     finally:
         active.made = None
         active.handed -= 1
-        active.given, active.direct = before
+        active.given, active.query, active.direct = before
         recorder.end(module)
         recorders.clear()
+
+
+def query_of(args: tuple[Any, ...]) -> Tensor | None:
+    """The queries among what a function was given, if it was given any."""
+    return args[0] if args and isinstance(args[0], Tensor) else None
 
 
 def directly(*args: Any, **kwargs: Any) -> Tensor:

@@ -50,6 +50,7 @@ class Active(threading.local):
     near: list[Recorder] = field(default_factory=list)  # the same of a model that runs, by the modules it is handed to
     handed: int = 0  # functions that a registry handed out and that are running
     given: Any = None  # the module that the last of them was called by
+    query: Tensor | None = None  # and with these queries
     direct: bool = False  # its one call is made without being looked for
     made: list[tuple[Any, ...]] | None = None  # for who asks: calls that are played, their kinds, outputs and tensors
     mode: Mode | None = None
@@ -184,6 +185,19 @@ def seen_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, lay: 
     def plain() -> Tensor:
         return func(*args, **kwargs)
 
+    if active.query is not None and func in sdpa.NAMES:
+        found = sdpa.unfolded(active.query, args, kwargs)
+        if found is not None:
+            shape = active.query.shape[:-1]
+            output = _seen(func, (), found, lambda: plain().reshape(*shape, -1), lay=False)
+            return output.reshape(*found["key"].shape[:2], -1, output.shape[-1])
+    return _seen(func, args, kwargs, plain, lay=lay)
+
+
+def _seen(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Callable[[], Tensor], *, lay: bool
+) -> Tensor:
+    """The same of a call that may be read otherwise than it is made, which is by `plain`."""
     try:
         if func is attention or own.over_ranks(func):
             given, dropped = own.read(*args, **kwargs), kwargs.get("dropout") is not None

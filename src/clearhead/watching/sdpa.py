@@ -39,6 +39,29 @@ def arguments(
     return locals()
 
 
+def unfolded(asked: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """A call of one query a head that was made with the heads of a group as if they were queries, as it was meant.
+
+    transformers, since 5.23, calls PyTorch with (batch, key heads, group, features) where it was `asked` for (batch,
+    heads, 1, features), so that keys need not be copied. None for other calls.
+    """
+    query = args[0] if args else kwargs.get("query")
+    if query is asked or asked.ndim != 4 or asked.shape[2] != 1 or not isinstance(query, Tensor) or query.ndim != 4:
+        return None
+    batch, heads, _, features = asked.shape
+    call = arguments(*args, **kwargs)
+    key, mask = call["key"], call["attn_mask"]
+    group = query.shape[2]
+    folded = group > 1 and query.shape == (batch, heads // group, group, features) and heads % group == 0
+    if not folded or call["is_causal"] or key.ndim != 4 or key.shape[1] != query.shape[1]:
+        return None
+    if mask is not None and mask.ndim == 4 and mask.shape[1:3] == (heads // group, group):
+        mask = mask.reshape(mask.shape[0], heads, 1, mask.shape[-1])
+    elif mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
+        return None
+    return call | {"query": query.reshape(asked.shape), "attn_mask": mask, "enable_gqa": True}
+
+
 def taken(mask: Tensor, query: Tensor) -> Tensor:
     """A mask that PyTorch takes; a ValueError for others, which the model's own call then refuses by itself."""
     if mask.layout is not torch.strided or mask.is_nested or mask.ndim < 2:

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from clearhead.watching import again
 
-# all that the function names in transformers 5.0, 5.8, 5.17 and 5.22
+# all that the function names in transformers 5.0, 5.8, 5.17, 5.22 and 5.23
 NAMES = frozenset(
     {
         "get", "ValueError", "logger", "warning_once", "isinstance", "PagedAttentionCache", "update", "layer_idx",
         "hasattr", "num_key_value_groups", "use_gqa_in_sdpa", "repeat_kv", "shape", "getattr",
         "torch", "jit", "is_tracing", "Tensor", "item", "_is_torch_npu_available", "dtype", "bool", "logical_not", "to",
         "device", "create_position_bias_mask", "nn", "functional", "scaled_dot_product_attention", "transpose",
-        "contiguous",
+        "contiguous", "is_torchdynamo_compiling", "pack_gqa", "reshape",
     }
 )  # fmt: skip
 COMPARED = ("dropout", "scaling", "is_causal")  # options that are part of a kind; of others it is known what they say
