@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    what it does, in the terminal"
-	@echo "make test    the whole test suite"
+	@echo "make test    the whole test suite; NEWEST=1 in a fresh clone: with the newest versions of what it stands on"
 	@echo "make fuzz    random problems against an independent reference; SECONDS=600 for longer, SEED=7 for one"
 	@echo "make soak    threads, forks and interrupts on the compiled kernel for ten minutes; SECONDS=60 for one"
 	@echo "make lint    ruff, format check, mypy"
@@ -46,9 +46,12 @@ SAY_IF_MISSING = @$(PY) -c "from clearhead.kernels.compiled import NOT_BUILT as 
 	$(SAY_IF_MISSING)
 	touch .venv/demo
 
+# the versions that were last seen to pass; with NEWEST=1 whatever there is
+TESTED = $(if $(NEWEST),,--constraint tests/tested.txt)
+
 # what builds the site comes along: installing it later would build the kernel a second time
-.venv/test: .venv/made $(BUILT_FROM)
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[test,docs]"
+.venv/test: .venv/made $(BUILT_FROM) tests/tested.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check $(TESTED) --editable ".[test,docs]"
 	$(SAY_IF_MISSING)
 	$(MINILM)
 	touch .venv/demo .venv/test

@@ -137,3 +137,16 @@ def test_the_oldest_versions_are_the_bounds() -> None:
     for one in [*project["dependencies"], *wanted]:
         name, bound = one.split(">=")
         assert (oldest[name] + ".").startswith(bound + "."), f"{one}, and {oldest[name]} is tested"
+
+
+def test_what_is_tested_with_is_within_the_bounds() -> None:
+    # each package that the tests and the site ask for has one version, and it is one that pyproject.toml allows
+    tested = dict(re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / "tests/tested.txt").read_text("utf-8"), re.MULTILINE))
+    project = PROJECT["project"]
+    wanted = [one for extra in project["optional-dependencies"].values() for one in extra if "minilm" not in one]
+    for one in [*project["dependencies"], *wanted]:
+        found = re.match(r"([\w-]+)(>=|==)([\w.]+)", one)
+        assert found, one
+        name, how, bound = found.groups()
+        version, least = ([int(part) for part in text.split(".")] for text in (tested[name], bound))
+        assert version == least if how == "==" else version >= least, f"{one}, and {tested[name]} is tested"
