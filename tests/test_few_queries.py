@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import time
 from collections.abc import Callable
@@ -104,18 +105,33 @@ LAID: dict[str, Callable[[int, int], dict[str, Any]]] = {
 LENGTHS = {64: (17, 129, 515), 128: (33, 257), 32: (31,), 40: (130,), 80: (95,), 256: (300,)}  # for each width
 
 
-def halves(group: int, keys: int, width: int, queries: int = 1) -> list[np.ndarray]:
+def halves(group: int, keys: int, width: int, queries: int = 1, dtype: Any = BFLOAT16) -> list[np.ndarray]:
     rng = np.random.default_rng(group * keys + width)
     shapes = (1, 2 * group, queries, width), (1, 2, keys, width), (1, 2, keys, width)
-    return [rng.standard_normal(shape).astype(BFLOAT16) for shape in shapes]
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
+def before_the_end(array: np.ndarray) -> np.ndarray:
+    """A copy of which the last byte is the last that may be read: the page behind it may not."""
+    room = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = np.frombuffer(mmap.mmap(-1, room + mmap.PAGESIZE), np.uint8)
+    protect = getattr(ctypes.CDLL(None, use_errno=True), "mprotect", None)
+    if protect is not None:
+        assert protect(ctypes.c_void_p(memory.ctypes.data + room), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    copy = memory[room - array.nbytes : room].view(array.dtype).reshape(array.shape)
+    copy[:] = array
+    return copy
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.float16])
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 8, 16])
 @pytest.mark.parametrize("laid", LAID)
-def test_heads_that_share_keys_of_half_precision(laid: str, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_that_share_keys_of_half_precision(
+    laid: str, group: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for width, lengths in LENGTHS.items():
         for keys in lengths:
-            q, k, v = halves(group, keys, width)
+            q, k, v = halves(group, keys, width, dtype=dtype)
             options = LAID[laid](2 * group, keys)
             wanted = given(q, k, v, **options)["output"]  # which takes longer than all of the sets
             for isa in INSTRUCTION_SETS:
@@ -125,33 +141,37 @@ def test_heads_that_share_keys_of_half_precision(laid: str, group: int, monkeypa
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.float16])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("group", [1, 4])
 def test_a_value_that_is_not_finite_spoils_its_own_feature(
-    number: float, isa: str, monkeypatch: pytest.MonkeyPatch
+    group: int, number: float, dtype: Any, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "isa", isa)
-    q, k, v = halves(4, 700, 64)
+    q, k, v = halves(group, 700, 64, dtype=dtype)
     v[0, 1, 600, 17] = number
     output = numbers(ch.attention(q, k, v, kernel="compiled"))
     spoiled = np.zeros(output.shape, bool)
-    spoiled[:, 4:, :, 17] = True
+    spoiled[:, group:, :, 17] = True
     assert np.array_equal(~np.isfinite(output), spoiled)
     hidden = ch.attention(q, k, v, mask=ch.lengths(600), kernel="compiled")
     check(hidden, given(q, k[:, :, :600], v[:, :, :600])["output"], 600, "output")
+    around = np.arange(700) != 600  # one key alone is hidden, and keys go on behind it
+    hidden = ch.attention(q, k, v, mask=around[None], kernel="compiled")
+    check(hidden, given(q, k[:, :, around], v[:, :, around])["output"], 700, "output")
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("width", [5, 32, 40, 64, 129])
-def test_shared_keys_may_end_where_memory_ends(width: int, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("width", [5, 32, 40, 64, 128, 129])
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.float16, np.float32])
+@pytest.mark.parametrize(("group", "queries"), [(4, 2), (1, 1)])
+def test_keys_may_end_where_memory_ends(
+    group: int, queries: int, dtype: Any, width: int, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled, "isa", isa)
-    for keys in (1, 15, 16, 17, 65, 513):
-        q, k, v = halves(4, keys, width, queries=2)
-        held = []
-        for array in (k, v):
-            room = np.frombuffer(mmap.mmap(-1, -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), BFLOAT16)
-            held.append(room[room.size - array.size :].reshape(array.shape))  # ends where its page does
-            held[-1][:] = array
-        mine = ch.attention(q, *held, kernel="compiled")
+    for keys in (1, 2, 15, 16, 17, 65, 513):
+        q, k, v = halves(group, keys, width, queries, dtype)
+        mine = ch.attention(q, before_the_end(k), before_the_end(v), kernel="compiled")
         np.testing.assert_array_equal(mine, ch.attention(q, k, v, kernel="compiled"))
         turned = [a[:, :, ::-1].copy()[:, :, ::-1] for a in (k, v)]
         np.testing.assert_array_equal(mine, ch.attention(q, *turned, kernel="compiled"))

@@ -5,6 +5,9 @@
 // stretch is asked for. One query alone stays in registers while the rows stream by, `vecs` vectors of it, where that is the
 // whole row (`whole`); longer rows have the rest of it in the first cache.
 #pragma once
+#if defined(CLEARHEAD_NEON)
+#include "alone_neon.h"
+#endif
 #include "dots.h"
 #include "pack.h"
 
@@ -17,6 +20,7 @@ constexpr int kKeys = 4;                      // they fill half of the registers
 constexpr int kAlone = 8;                     // keys that go together for one query: as many as hide how long each step takes
 constexpr int64_t kShared = 64;               // rows that stay in the first cache until all queries have read them
 constexpr int64_t kLine = 64;                 // bytes that memory gives at a time
+constexpr int64_t kLong = 256;                // bytes of a row from which on eight at a time are not foreseen either
 constexpr int kTwice = 2 * kQueries;          // queries that ask for the next stretch: not all that is asked for comes
 
 // Whether one query goes with kAlone rows at a time: each of them has one sum, and what converts has more time.
@@ -81,6 +85,7 @@ template <class T, int type> struct Rowwise {
   static CLEARHEAD_INLINE void block(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t ahead, T* out,
                                      int64_t step) {
     const int64_t vecs = columns / lanes;
+    const bool asks = queries > 1 || (kByEight<type> && vecs * bytes >= kLong);
     Vec<T> sums[queries][keys] = {};
     int64_t c = 0;
     for (; c + 2 <= vecs; c += 2) {
@@ -88,7 +93,7 @@ template <class T, int type> struct Rowwise {
       for (int i = 0; i < queries; ++i)
         for (int x = 0; x < 2; ++x) query[i][x] = load<T>(q + i * columns + (c + x) * lanes);
       for (int j = 0; j < keys; ++j) {
-        if (queries > 1 && c * bytes % kLine < 2 * bytes) __builtin_prefetch(rows + j * stride + ahead + c * bytes);
+        if (asks && c * bytes % kLine < 2 * bytes) __builtin_prefetch(rows + j * stride + ahead + c * bytes);
         two(rows + j * stride, c, pair);
         for (int i = 0; i < queries; ++i)
           for (int x = 0; x < 2; ++x) sums[i][j] += query[i][x] * pair[x];
@@ -287,6 +292,11 @@ template <class T> struct Streaming {
     else if (vecs == 8) take<type, 8, true>();
     else if (vecs == kStretch) take<type, kStretch, true>();
     else if (vecs % kStretch == 0) take<type, kStretch, false>();
+#if defined(CLEARHEAD_NEON)
+    if constexpr (sizeof(T) == 4 && (type == kFloat16 || type == kBFloat16)) {
+      if (HalvesAlone<type>::takes(columns)) add_alone = HalvesAlone<type>::add;
+    }
+#endif
   }
   template <int type, int vecs, bool whole> void take() {
     if (!kByEight<type>) dots_alone = Rowwise<T, type>::template alone<vecs, whole>;
