@@ -53,26 +53,26 @@ template <class T> inline void add_block_in_lanes(const T* tile, const T* column
 }
 #endif
 
+// The same by vectors, each sum with a number of its own, as in `micro.h`; `last` counts queries.
+template <class T, int... n>
+CLEARHEAD_INLINE void add_block_in(const T* __restrict tile, const T* __restrict columns, int64_t panels, int64_t last,
+                                   T* __restrict sums, std::integer_sequence<int, n...>) {
+  constexpr int lanes = kLanes<T>, panel = kPanel<T>;
+  Vec<T> acc[] = {load<T>(sums + n * lanes)...};
+  for (; panels > 0; --panels, tile += kBackTile * panel)
+    for (int64_t d = 0, depth = panels == 1 ? last : panel; d < depth; ++d, columns += kSumColumns<T>)
+      ((acc[n] += tile[n / kSumVecs * panel + d] * load<T>(columns + n % kSumVecs * lanes)), ...);
+  (store<T>(sums + n * lanes, acc[n]), ...);
+}
+
 // Panels of queries, tiles of them one behind the other, and their columns; all panels but the last are whole, which has `last`
 // queries.
 template <class T>
 inline void add_block(const T* __restrict tile, const T* __restrict columns, int64_t panels, int64_t last, T* __restrict sums) {
-  constexpr int lanes = kLanes<T>, panel = kPanel<T>, wide = kSumColumns<T>;
 #if defined(CLEARHEAD_NEON)
-  if (panels > 0 && last > 0) return add_block_in_lanes<T>(tile, columns, panels, (last + lanes - 1) / lanes, sums);
+  if (panels > 0 && last > 0) return add_block_in_lanes<T>(tile, columns, panels, (last + kLanes<T> - 1) / kLanes<T>, sums);
 #endif
-  Vec<T> acc[kSumRows][kSumVecs];
-  for (int i = 0; i < kSumRows; ++i)
-    for (int j = 0; j < kSumVecs; ++j) acc[i][j] = load<T>(sums + i * wide + j * lanes);
-  for (; panels > 0; --panels, tile += kBackTile * panel)
-    for (int64_t d = 0, depth = panels == 1 ? last : panel; d < depth; ++d, columns += wide) {
-      Vec<T> row[kSumVecs];
-      for (int j = 0; j < kSumVecs; ++j) row[j] = load<T>(columns + j * lanes);
-      for (int i = 0; i < kSumRows; ++i)
-        for (int j = 0; j < kSumVecs; ++j) acc[i][j] += tile[i * panel + d] * row[j];
-    }
-  for (int i = 0; i < kSumRows; ++i)
-    for (int j = 0; j < kSumVecs; ++j) store<T>(sums + i * wide + j * lanes, acc[i][j]);
+  add_block_in<T>(tile, columns, panels, last, sums, std::make_integer_sequence<int, kSumRows * kSumVecs>());
 }
 
 // The sums of some keys: [key block][column block][key][column], so that what one block of either adds up lies together.

@@ -1,29 +1,26 @@
 // The one product in the inner loop: C (kRows × panel) = or += A (depth × kRows)ᵀ · B (depth × panel), in registers.
 #pragma once
 #include <algorithm>
+#include <utility>
 
 #include "isa.h"
 
 namespace clearhead {
 namespace CLEARHEAD_ISA {
 
-// `vecs` are those of the panel's vectors that hold queries; `a(i, d)` is A's number in row i.
+// `vecs` are those of the panel's vectors that hold queries; `a(i, d)` is A's number in row i. Each sum has a number of its own, `n`:
+// of an array that loops go over, GCC keeps a copy in memory, written before the products and after them.
+template <class T, bool add, int vecs, class A, int... n>
+CLEARHEAD_INLINE void micro_in(A a, const T* __restrict b, int64_t depth, T* __restrict c, std::integer_sequence<int, n...>) {
+  constexpr int lanes = kLanes<T>, panel = kPanel<T>;
+  Vec<T> acc[] = {(add ? load<T>(c + n / vecs * panel + n % vecs * lanes) : Vec<T>{})...};
+  for (int64_t d = 0; d < depth; ++d, b += panel) ((acc[n] += a(n / vecs, d) * load<T>(b + n % vecs * lanes)), ...);
+  (store<T>(c + n / vecs * panel + n % vecs * lanes, acc[n]), ...);
+}
+
 template <class T, bool add, int vecs, class A>
 CLEARHEAD_INLINE void micro_of(A a, const T* __restrict b, int64_t depth, T* __restrict c) {
-  constexpr int lanes = kLanes<T>, panel = kPanel<T>;
-  Vec<T> acc[kRows][vecs];
-  for (int i = 0; i < kRows; ++i)
-    for (int j = 0; j < vecs; ++j) acc[i][j] = add ? load<T>(c + i * panel + j * lanes) : Vec<T>{};
-  for (int64_t d = 0; d < depth; ++d, b += panel) {
-    Vec<T> row[vecs];
-    for (int j = 0; j < vecs; ++j) row[j] = load<T>(b + j * lanes);
-    for (int i = 0; i < kRows; ++i) {
-      const T number = a(i, d);
-      for (int j = 0; j < vecs; ++j) acc[i][j] += number * row[j];
-    }
-  }
-  for (int i = 0; i < kRows; ++i)
-    for (int j = 0; j < vecs; ++j) store<T>(c + i * panel + j * lanes, acc[i][j]);
+  micro_in<T, add, vecs>(a, b, depth, c, std::make_integer_sequence<int, kRows * vecs>());
 }
 
 template <class T, bool add, int vecs = kVecs>
