@@ -1,6 +1,6 @@
 """The compiled kernel against its peers on this CPU: ratios, interleaved in one run, and the machine's own limits.
 
-    python bench/cpu.py [--quick] [--calls] [--masks] [--sets] [--json FILE]
+    python bench/cpu.py [SECTION ...] [--quick] [--calls] [--masks] [--sets] [--json FILE]
 
 Every ratio is the median time of the peer divided by ours, above 1 where we are faster. Peers run as users run them,
 with all threads, on contiguous float32 tensors of batch 1 and 8 heads.

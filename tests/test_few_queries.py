@@ -103,6 +103,13 @@ LAID: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "a bias": lambda heads, keys: {"bias": np.cos(np.arange(float(heads * keys))).reshape(1, heads, 1, keys)},
 }
 LENGTHS = {64: (17, 129, 515), 128: (33, 257), 32: (31,), 40: (130,), 80: (95,), 256: (300,)}  # for each width
+LENGTHS |= {
+    60: (67,),
+    68: (9,),
+    124: (70,),
+    132: (35,),
+    192: (66,),
+}  # on both sides of those that ARM takes as they are
 
 
 def halves(group: int, keys: int, width: int, queries: int = 1, dtype: Any = BFLOAT16) -> list[np.ndarray]:

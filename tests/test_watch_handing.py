@@ -241,7 +241,10 @@ def test_every_so_manyth_run_is_looked_at_lightly_too() -> None:
     assert not seen.missed
 
 
-@pytest.mark.parametrize("mask", ["none", "shared", "by head", "by query"])
+FOLDED = {"none": 0, "shared": 1, "by head": 4, "by query": 1, "by key head": 2}  # heads of a mask
+
+
+@pytest.mark.parametrize("mask", FOLDED)
 def test_heads_that_were_made_queries_are_seen_as_heads(mask: str) -> None:
     """As transformers does since 5.23 for one query: its function has them laid as queries of the keys they share."""
     model: Any = hf.build("llama")
@@ -250,29 +253,56 @@ def test_heads_that_were_made_queries_are_seen_as_heads(mask: str) -> None:
     def folding(module: Any, query: Any, key: Any, value: Any, _mask: Any, scaling: float, **_: Any) -> Any:
         query = query * 1.5  # what was handed over is not what is attended with
         group, (batch, heads, _, width) = module.num_key_value_groups, query.shape
-        rows = {"none": 0, "shared": 1, "by head": heads, "by query": 1}[mask]
-        bias = torch.randn(batch, rows, group if mask == "by query" else 1, key.shape[2]) if rows else None
-        scores = query @ key.repeat_interleave(group, 1).mT * scaling
-        if mask != "by query":
-            expected.append((scores if bias is None else scores + bias).softmax(-1))
-        folded = bias.reshape(batch, heads // group, group, -1) if bias is not None and mask == "by head" else bias
-        query = query.reshape(batch, heads // group, group, width)
-        output = F.scaled_dot_product_attention(query, key, value, folded, scale=scaling)
+        queries = group if mask == "by query" else 1
+        bias = torch.randn(batch, FOLDED[mask], queries, key.shape[2]) if FOLDED[mask] else None
+        if bias is not None and mask == "by head":
+            bias = bias.reshape(batch, heads // group, group, -1)
+        folded = query.reshape(batch, heads // group, group, width)
+        scores = folded @ key.mT * scaling
+        weights = (scores if bias is None else scores + bias).softmax(-1)
+        # a mask that differs by what heads of one query have not is of the call that was made
+        expected.append(weights if mask in ("by query", "by key head") else weights.reshape(batch, heads, 1, -1))
+        output = F.scaled_dot_product_attention(folded, key, value, bias, scale=scaling)
         return output.reshape(batch, heads, 1, -1).transpose(1, 2), None
 
     transformers.AttentionInterface.register("folding", folding)
+    cache = transformers.DynamicCache()
+    with torch.no_grad():
+        model(IDS[:, :5], past_key_values=cache)
     model.set_attn_implementation("folding")
-    tokens = IDS[:, :1]
+
+    def step() -> torch.Tensor:
+        torch.manual_seed(4)  # masks are drawn
+        with torch.no_grad():
+            return model(IDS[:, 5:6], past_key_values=copy.deepcopy(cache)).logits
+
+    plain = step()
     for _ in range(2):  # a stranger, and known
         expected.clear()
-        with torch.no_grad(), ch.watch(model, want={"weights": True}) as seen:
-            model(tokens)
+        with ch.watch(model, want={"weights": True}) as seen:
+            torch.testing.assert_close(step(), plain)
         assert not seen.missed
-        if mask == "by query":  # which heads of one query do not have: it is what it says
-            assert [call.shape[1:3] for call in seen] == [(2, 2), (2, 2)]
-            continue
         for call, weights in zip(seen, expected, strict=True):
             torch.testing.assert_close(call.weights, weights, rtol=1e-5, atol=1e-6)
+
+
+def test_a_query_of_every_batch_row_is_seen_as_it_is_attended_with() -> None:
+    """One learned query for all rows: PyTorch gives each row its own output of it."""
+
+    class Attends(nn.Module):
+        num_key_value_groups = 2
+
+        def forward(self, query: torch.Tensor, key: torch.Tensor) -> Any:
+            attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.get_interface("sdpa", None)
+            return attend(self, query, key, key, torch.ones(3, 1, 1, 7, dtype=torch.bool), scaling=0.5)[0]
+
+    torch.manual_seed(8)
+    query, key, model = torch.randn(1, 4, 1, 8), torch.randn(3, 2, 7, 8), Attends()
+    plain = model(query, key)
+    for learns in (False, True):  # by the kernel that observes, and by the model's own call beside it
+        with ch.watch(model) as seen:
+            torch.testing.assert_close(model(query.requires_grad_(learns), key), plain)
+        assert [call.shape for call in seen] == [(3, 4, 1, 7)]
 
 
 def test_a_head_of_a_group_is_silenced_as_one_generates() -> None:

@@ -13,8 +13,8 @@ namespace CLEARHEAD_ISA {
 #define CLEARHEAD_FP16_HIGH(to, from) "fcvtl2 v" #to ".4s, v" #from ".8h\n"
 
 template <int type> struct HalvesAlone {
-  static constexpr int64_t wide = 64;  // columns whose sums are in registers
-  static constexpr int64_t ahead = 16;  // keys
+  static constexpr int64_t wide = 64;   // columns whose sums are in registers
+  static constexpr int64_t ahead = 16;  // keys whose values are asked for before they are read
 
   static bool takes(int64_t columns) { return columns % wide == 0; }
 

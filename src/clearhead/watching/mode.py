@@ -188,9 +188,9 @@ def seen_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, lay: 
     if active.query is not None and func in sdpa.NAMES:
         found = sdpa.unfolded(active.query, args, kwargs)
         if found is not None:
-            shape = active.query.shape[:-1]
-            output = _seen(func, (), found, lambda: plain().reshape(*shape, -1), lay=False)
-            return output.reshape(*found["key"].shape[:2], -1, output.shape[-1])
+            # rows of the batch are the output's: a learned query may be one for all of them
+            output = _seen(func, (), found, lambda: plain().flatten(1, 2).unsqueeze(2), lay=False)
+            return output.squeeze(2).unflatten(1, (found["key"].shape[1], -1))
     return _seen(func, args, kwargs, plain, lay=lay)
 
 

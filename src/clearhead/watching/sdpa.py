@@ -48,16 +48,20 @@ def unfolded(asked: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
     query = args[0] if args else kwargs.get("query")
     if query is asked or asked.ndim != 4 or asked.shape[2] != 1 or not isinstance(query, Tensor) or query.ndim != 4:
         return None
+    try:
+        call = arguments(*args, **kwargs)
+    except TypeError:  # PyTorch says what is wrong with it
+        return None
     batch, heads, _, features = asked.shape
-    call = arguments(*args, **kwargs)
-    key, mask = call["key"], call["attn_mask"]
-    group = query.shape[2]
-    folded = group > 1 and query.shape == (batch, heads // group, group, features) and heads % group == 0
+    key, mask, group = call["key"], call["attn_mask"], query.shape[2]
+    folded = group > 1 and heads % group == 0 and query.shape == (batch, heads // group, group, features)
     if not folded or call["is_causal"] or key.ndim != 4 or key.shape[1] != query.shape[1]:
         return None
-    if mask is not None and mask.ndim == 4 and mask.shape[1:3] == (heads // group, group):
+    if mask is not None and mask.ndim == 4 and mask.shape[1:3] == query.shape[1:3]:
         mask = mask.reshape(mask.shape[0], heads, 1, mask.shape[-1])
-    elif mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
+    elif (
+        mask is not None and mask.shape[-3:-1].numel() > 1
+    ):  # it differs by key head or by query, which is read as it is
         return None
     return call | {"query": query.reshape(asked.shape), "attn_mask": mask, "enable_gqa": True}
 
