@@ -190,7 +190,8 @@ def seen_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, lay: 
         if found is not None:
             # rows of the batch are the output's: a learned query may be one for all of them
             output = _seen(func, (), found, lambda: plain().flatten(1, 2).unsqueeze(2), lay=False)
-            return output.reshape(len(output), found["key"].shape[1], -1, output.shape[-1])
+            key_heads = found["key"].shape[1]
+            return output.reshape(len(output), key_heads, output.shape[1] // key_heads, output.shape[-1])
     return _seen(func, args, kwargs, plain, lay=lay)
 
 
