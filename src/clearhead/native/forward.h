@@ -22,6 +22,7 @@ template <class T> struct Workspace {
   std::vector<Rows<T>> rows;
   std::vector<Stretches> seen;    // by each panel
   std::vector<Scored> scored;
+  std::vector<Strip<T>> strips;
   Stash<T> stash;
 
   // Room for a call's blocks of so many panels, at most.
@@ -67,10 +68,8 @@ inline void accumulate(const Call& call, const Packed<T>& packed, Workspace<T>& 
                        const T* weights, int64_t queries, int vecs, int64_t j0, int64_t j1, T* values) {
   constexpr int panel = kPanel<T>;
   const int64_t blocks = rounded(call.width, kRows) / kRows;
-  if (const auto& lie = packed.values_lie; kAsItLies && lie.at && !allowed)
-    return columns_product<T>(lie.at + j0 * lie.stride, blocks, weights, j1 - j0, lie.stride, values, vecs);
-  if (!allowed)
-    return product<T, true>(packed.v.data() + packed.at(j0) * kRows, blocks, weights, j1 - j0, packed.value_stride, values, vecs);
+  const Strip<T> strip{packed.values_at(j0), j1 - j0};
+  if (!allowed) return strips_product<T>(&strip, &strip + 1, packed.values_lying(), blocks, weights, values, vecs);
   product<T, true>(work.blanked(call, packed, allowed, queries, j0, j1), blocks, weights, j1 - j0, kTile * kRows, values, vecs);
   for (int64_t j = 0; j < j1 - j0; ++j) {  // what was left out goes to those who see it, one by one
     if (!packed.odd[j0 + j] || all_set(allowed + j * panel, queries)) continue;
@@ -169,6 +168,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
   std::fill_n(work.values.begin(), many * depth, T(0));
   for (auto& rows : work.rows) rows = Rows<T>();
   const bool entropy = call.wanted.entropy != nullptr;
+  const int64_t width = rounded(call.width, kRows) / kRows;
   for (int64_t place = 0; place < many; ++place) {
     const int64_t i0 = queries.first(begin + place), i1 = queries.last(begin + place);
     if (known.empty()) sights.see(b, h, i0, i1, work.seen[place]);
@@ -223,8 +223,15 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
         if (!count) continue;
         if (look == 0) {
           T* values = work.values.data() + place * depth;
-          rows.exponentiate(s, count, scorer.units.factor, entropy, values, call.width);
+          rows.exponentiate(s, count, scorer.units.factor, entropy, values, call.width, vecs);
           if (stashed) work.stash.keep(place, tile, count, work.scored, rows.largest);
+          if (!packed.tiled_values() && !scorer.remember) {
+            work.strips.clear();
+            for (const Scored& part : work.scored) work.strips.push_back({packed.values_at(part.first), part.last - part.first});
+            const auto* const first = work.strips.data();
+            strips_product<T>(first, first + work.strips.size(), packed.values_lying(), width, s, values, vecs);
+            continue;
+          }
           for (const auto& [j0, j1, at, mixed] : work.scored) {
             const uint8_t* const allowed = mixed && scorer.remember ? scorer.allowed(at) : nullptr;
             const T* const weights = s + at * panel;

@@ -59,7 +59,7 @@ template <class T> struct HeadWorker {
   int64_t head_of(int64_t n) const { return n / all.parts % all.call.key_heads; }
 
   void begin(int64_t n) {
-    own.resize(all.call, batch_of(n), head_of(n), all.call.queries * all.call.group() / all.parts);
+    own.resize(all.call, batch_of(n), head_of(n), all.plan->readers * all.call.group() / all.parts);
     all.packed[n] = &own;
     if (all.watched) all.observers[n].resize(all.tasks);
   }

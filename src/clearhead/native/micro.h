@@ -75,6 +75,9 @@ static_assert(kRows == 8 && kPanel<float> == 12 && kPanel<double> == 6);
   }
 CLEARHEAD_MICROS(float, CLEARHEAD_FLOATS)
 CLEARHEAD_MICROS(double, CLEARHEAD_DOUBLES)
+constexpr bool kNamedRegisters = true;
+#else
+constexpr bool kNamedRegisters = false;
 #endif
 
 // Many blocks of rows against one panel: A is packed block after block, C likewise.
@@ -92,7 +95,37 @@ inline void product(const T* a, int64_t blocks, const T* b, int64_t depth, int64
   product_of<T, add, 2>(a, blocks, b, depth, stride, c);
 }
 
-// A where it lies: `count` rows of it, `stride` apart, or columns of rows. Who reads it a few times need not pack it, where numbers
+// Rows of A, `depth` of them, and how they lie: from one to the next, and from one block of kRows columns to the next.
+template <class T> struct Strip { const T* at; int64_t depth; };
+struct Lain { int64_t row, block; };
+
+template <class T, int vecs, int... n>
+CLEARHEAD_INLINE void strips_in(const Strip<T>* strip, const Strip<T>* last, Lain lain, int64_t block, const T* __restrict b,
+                                T* __restrict c, std::integer_sequence<int, n...>) {
+  constexpr int lanes = kLanes<T>, panel = kPanel<T>;
+  Vec<T> acc[] = {load<T>(c + n / vecs * panel + n % vecs * lanes)...};
+  for (; strip < last; ++strip) {
+    const T* __restrict a = strip->at + block * lain.block;
+    for (int64_t d = strip->depth; d > 0; --d, a += lain.row, b += panel)
+      ((acc[n] += a[n / vecs] * load<T>(b + n % vecs * lanes)), ...);
+  }
+  (store<T>(c + n / vecs * panel + n % vecs * lanes, acc[n]), ...);
+}
+
+// C += Aᵀ · B, where A is in strips and B is not: what is summed stays in registers from one strip to the next, unless those are named.
+template <class T, int vecs = kVecs>
+inline void strips_product(const Strip<T>* first, const Strip<T>* last, Lain lain, int64_t blocks, const T* b, T* c, int wanted) {
+  if (kNamedRegisters || (last - first == 1 && lain.row == kRows)) {
+    for (; first < last; b += first++->depth * kPanel<T>) product<T, true>(first->at, blocks, b, first->depth, lain.block, c, wanted);
+    return;
+  }
+  if constexpr (vecs > 1)
+    if (wanted < vecs) return strips_product<T, vecs - 1>(first, last, lain, blocks, b, c, wanted);
+  for (int64_t n = 0; n < blocks; ++n, c += kRows * kPanel<T>)
+    strips_in<T, vecs>(first, last, lain, n, b, c, std::make_integer_sequence<int, kRows * vecs>());
+}
+
+// A where it lies: `count` rows of it, `stride` apart. Who reads it a few times need not pack it, where numbers
 // are taken from memory one by one.
 #if defined(CLEARHEAD_AVX2) || defined(CLEARHEAD_AVX512)
 constexpr bool kAsItLies = true;
@@ -110,15 +143,6 @@ inline void rows_product(const T* a, int64_t count, const T* b, int64_t depth, i
     for (int64_t i = 0; i < kRows; ++i) rows[i] = a + std::min(first + i, count - 1) * stride;
     micro_of<T, false, vecs>([&](int i, int64_t d) CLEARHEAD_LAMBDA { return rows[i][d]; }, b, depth, c);
   }
-}
-
-// C += A · B for `blocks` of kRows columns of A.
-template <class T, int vecs = kVecs>
-inline void columns_product(const T* a, int64_t blocks, const T* b, int64_t depth, int64_t stride, T* c, int wanted) {
-  if constexpr (vecs > 1)
-    if (wanted < vecs) return columns_product<T, vecs - 1>(a, blocks, b, depth, stride, c, wanted);
-  for (int64_t n = 0; n < blocks; ++n, a += kRows, c += kRows * kPanel<T>)
-    micro_of<T, true, vecs>([a, stride](int i, int64_t d) CLEARHEAD_LAMBDA { return a[d * stride + i]; }, b, depth, c);
 }
 
 }  // namespace CLEARHEAD_ISA

@@ -51,17 +51,20 @@ template <class T> struct Rows {
     std::fill(weighted, weighted + panel, T(0));
   }
 
-  // s[key][query] becomes 2^((s − largest) · factor), with the largest of all keys so far; totals and values follow it.
-  void exponentiate(T* s, int64_t count, T factor, bool entropy, T* values, int64_t width) {
+  // s[key][query] becomes 2^((s − largest) · factor), with the largest of all keys so far; totals and values follow it. Vectors past
+  // `wanted` are left as they are.
+  template <int vecs = kVecs> void exponentiate(T* s, int64_t count, T factor, bool entropy, T* values, int64_t width, int wanted) {
+    if constexpr (vecs > 1)
+      if (wanted < vecs) return exponentiate<vecs - 1>(s, count, factor, entropy, values, width, wanted);
     T top[panel];
-    tops(s, count, top);
-    move(top, factor, values, width);
+    tops<vecs>(s, count, top);
+    move<vecs>(top, factor, values, width);
     T shift[panel];
     shifts(shift);
-    Vec<T> sums[kVecs] = {}, spread[kVecs] = {};
-    if (entropy) run<true>(s, count, factor, shift, sums, spread);
-    else run<false>(s, count, factor, shift, sums, spread);
-    for (int j = 0; j < kVecs; ++j) {
+    Vec<T> sums[vecs] = {}, spread[vecs] = {};
+    if (entropy) run<true, vecs>(s, count, factor, shift, sums, spread);
+    else run<false, vecs>(s, count, factor, shift, sums, spread);
+    for (int j = 0; j < vecs; ++j) {
       store<T>(total + j * lanes, load<T>(total + j * lanes) + sums[j]);
       store<T>(weighted + j * lanes, load<T>(weighted + j * lanes) + spread[j]);
     }
@@ -104,11 +107,11 @@ template <class T> struct Rows {
     T shift[panel], share[panel];
     shifts(shift);
     for (int x = 0; x < panel; ++x) share[x] = total[x] == 0 ? T(0) : T(1) / total[x];
-    in_groups(s, count, [&](T* at, auto group) CLEARHEAD_LAMBDA {
+    in_groups<kVecs>(s, count, [&](T* at, auto group) CLEARHEAD_LAMBDA {
       using Of = decltype(group);
       Vec<T> x[Of::size], limited[Of::size];
       powers<Of>(at, factor, shift, x, limited);
-      for (int j = 0; j < Of::size; ++j) use(at + j * lanes, x[j] * load<T>(share + Of::lane(j)), Of::lane(j));
+      for (int j = 0; j < Of::size; ++j) use(at + Of::at(j), x[j] * load<T>(share + Of::lane(j)), Of::lane(j));
     });
   }
 
@@ -118,25 +121,25 @@ template <class T> struct Rows {
   }
 
   // The largest score of each query so far; two chains for each, since a maximum waits for the one before.
-  void tops(const T* s, int64_t count, T* top) const {
-    Vec<T> even[kVecs], odd[kVecs];
-    for (int j = 0; j < kVecs; ++j) even[j] = odd[j] = load<T>(largest + j * lanes);
+  template <int vecs> void tops(const T* s, int64_t count, T* top) const {
+    Vec<T> even[vecs], odd[vecs];
+    for (int j = 0; j < vecs; ++j) even[j] = odd[j] = load<T>(largest + j * lanes);
     int64_t k = 0;
     for (; k + 2 <= count; k += 2)
-      for (int j = 0; j < kVecs; ++j) {
+      for (int j = 0; j < vecs; ++j) {
         even[j] = max(even[j], load<T>(s + k * panel + j * lanes));
         odd[j] = max(odd[j], load<T>(s + (k + 1) * panel + j * lanes));
       }
     if (k < count)
-      for (int j = 0; j < kVecs; ++j) even[j] = max(even[j], load<T>(s + k * panel + j * lanes));
-    for (int j = 0; j < kVecs; ++j) store<T>(top + j * lanes, max(even[j], odd[j]));
+      for (int j = 0; j < vecs; ++j) even[j] = max(even[j], load<T>(s + k * panel + j * lanes));
+    for (int j = 0; j < vecs; ++j) store<T>(top + j * lanes, max(even[j], odd[j]));
   }
 
   // A larger score: what was summed so far is worth less.
-  void move(const T* top, T factor, T* values, int64_t width) {
+  template <int vecs> void move(const T* top, T factor, T* values, int64_t width) {
     T worth[panel];
     bool changed = false;
-    for (int x = 0; x < panel; ++x) {
+    for (int x = 0; x < vecs * lanes; ++x) {
       const T now = top[x];
       worth[x] = 1;
       if (now == largest[x]) continue;
@@ -151,53 +154,53 @@ template <class T> struct Rows {
     }
     if (!changed) return;
     for (int64_t c = 0; c < width; ++c)
-      for (int j = 0; j < kVecs; ++j) {
+      for (int j = 0; j < vecs; ++j) {
         T* at = values + c * panel + j * lanes;
         store<T>(at, load<T>(at) * load<T>(worth + j * lanes));
       }
   }
 
-  // Calls `act` for every vector of the tile in turn, kExpVecs at a time; `act` knows at compile time how many it has and
-  // which of the panel's vectors the first of them belongs to.
-  template <class Act> CLEARHEAD_INLINE static void in_groups(T* s, int64_t count, Act act) {
-    constexpr int keys = std::lcm(kExpVecs, kVecs) / kVecs, groups = keys * kVecs / kExpVecs;
-    static_assert(groups * kExpVecs == keys * kVecs);
+  // Calls `act` for the first `vecs` vectors of every key in turn, kExpVecs of them at a time; `act` knows at compile time how many
+  // it has, where they lie and which of the panel's vectors each of them is.
+  template <int vecs, class Act> CLEARHEAD_INLINE static void in_groups(T* s, int64_t count, Act act) {
+    constexpr int keys = std::lcm(kExpVecs, vecs) / vecs, groups = keys * vecs / kExpVecs;
+    static_assert(groups * kExpVecs == keys * vecs);
     int64_t k = 0;
-    for (; k + keys <= count; k += keys) in_group(s + k * panel, act, std::make_integer_sequence<int, groups>());
-    for (; k < count; ++k) act(s + k * panel, Group<kVecs, 0>());
+    for (; k + keys <= count; k += keys) in_group<vecs>(s + k * panel, act, std::make_integer_sequence<int, groups>());
+    for (; k < count; ++k) act(s + k * panel, Group<vecs, vecs, 0>());
   }
 
-  template <int many, int start> struct Group {
+  template <int vecs, int many, int start> struct Group {
     static constexpr int size = many;
-    static constexpr int vec(int j) { return (start + j) % kVecs; }
-    static constexpr int lane(int j) { return vec(j) * lanes; }
+    static constexpr int lane(int j) { return (start + j) % vecs * lanes; }
+    static constexpr int at(int j) { return (start + j) / vecs * panel + lane(j); }
   };
 
-  template <class Act, int... group>
+  template <int vecs, class Act, int... group>
   CLEARHEAD_INLINE static void in_group(T* s, Act act, std::integer_sequence<int, group...>) {
-    (act(s + group * kExpVecs * lanes, Group<kExpVecs, group * kExpVecs % kVecs>()), ...);
+    (act(s, Group<vecs, kExpVecs, group * kExpVecs>()), ...);
   }
 
   // 2^((s − shift) · factor) of a group of vectors.
   template <class Of> CLEARHEAD_INLINE static void powers(const T* at, T factor, const T* shift, Vec<T>* x, Vec<T>* limited) {
-    for (int j = 0; j < Of::size; ++j) x[j] = (load<T>(at + j * lanes) - load<T>(shift + Of::lane(j))) * factor;
+    for (int j = 0; j < Of::size; ++j) x[j] = (load<T>(at + Of::at(j)) - load<T>(shift + Of::lane(j))) * factor;
     exp2<T, Of::size>(x, limited);
   }
 
-  template <bool entropy>
+  template <bool entropy, int vecs>
   static void run(T* s, int64_t count, T factor, const T* shift, Vec<T>* sums, Vec<T>* spread) {
-    Vec<T> total[kVecs] = {}, heat[kVecs] = {};
-    in_groups(s, count, [&](T* at, auto group) CLEARHEAD_LAMBDA {
+    Vec<T> total[vecs] = {}, heat[vecs] = {};
+    in_groups<vecs>(s, count, [&](T* at, auto group) CLEARHEAD_LAMBDA {
       using Of = decltype(group);
       Vec<T> x[Of::size], limited[Of::size];
       powers<Of>(at, factor, shift, x, limited);
       for (int j = 0; j < Of::size; ++j) {
-        total[Of::vec(j)] += x[j];
-        if (entropy) heat[Of::vec(j)] += x[j] * limited[j];
-        store<T>(at + j * lanes, x[j]);
+        total[Of::lane(j) / lanes] += x[j];
+        if (entropy) heat[Of::lane(j) / lanes] += x[j] * limited[j];
+        store<T>(at + Of::at(j), x[j]);
       }
     });
-    for (int j = 0; j < kVecs; ++j) sums[j] = total[j], spread[j] = heat[j];
+    for (int j = 0; j < vecs; ++j) sums[j] = total[j], spread[j] = heat[j];
   }
 };
 
