@@ -44,6 +44,7 @@ CASES: dict[str, tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
 HOPPER: dict[str, tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
     "hopper causal 128": (128, None, {"mask": ch.causal()}),
     "hopper causal 64, observed": (64, SOME, {"mask": ch.causal()}),
+    "hopper causal 128, received and top": (128, NONE | {"received": True, "top": 8}, {"mask": ch.causal()}),
     "hopper window 128, entropy": (128, NONE, {"mask": ch.window(50, 3)}),
     "hopper softcap 128, observed": (128, SOME, {"softcap": 3.0}),
     "hopper full 256, observed": (256, SOME, {}),

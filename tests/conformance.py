@@ -92,17 +92,11 @@ def observation(kernel: str, case: Case, library: ArrayLibrary) -> None:
     check(seen.map.mean, want["map_mean"], keys, "map.mean")
     check(seen.map.max, want["map_max"], keys, "map.max")
     check(seen.queries.weights, want["queries"], keys, "queries")
-    check(seen.top.weights, want["top"], keys, "top.weights")
-    weights = np.asarray(seen.weights)
-    if k.shape[-2]:
-        # the keys named are the keys that have those weights, whatever their order among equals
-        indices = np.asarray(seen.top.indices).astype(int)
-        assert np.array_equal(indices >= 0, np.asarray(seen.top.weights) > 0)
-        named = np.take_along_axis(weights, np.maximum(indices, 0), -1)
-        named = np.where(indices < 0, np.asarray(seen.top.weights), named)
-        check(named, want["top"], keys, "top.indices")
-        for row in indices.reshape(-1, indices.shape[-1]):
-            assert len(set(row[row >= 0])) == (row >= 0).sum(), "a key is named twice"
+    check_top(seen.top, np.asarray(seen.weights), want["top"], keys)
+    few = ch.observe(q, k, v, **options, kernel=kernel, top=TOP, received=True).each(numbers)  # most often asked for
+    check(few.output, want["output"], keys, "output, observed")
+    check(few.received, want["received"], keys, "received, with the largest")
+    check_top(few.top, np.asarray(seen.weights), want["top"], keys)
     removal = "removal" in want  # which is not said of what was dropped out
     counts = library.make(emphasis((*seen.lse.shape,)).astype(np.float32))
     more = {"removal": True} if removal else {}
@@ -121,6 +115,19 @@ def observation(kernel: str, case: Case, library: ArrayLibrary) -> None:
         assert last.top is None
         assert last.map is None
         assert last.weights is None
+
+
+def check_top(top: Any, weights: np.ndarray, want: Any, keys: int) -> None:
+    """The largest weights, and that the keys named have them, whatever their order among equals."""
+    check(top.weights, want, keys, "top.weights")
+    if not weights.shape[-1]:
+        return
+    indices = np.asarray(top.indices).astype(int)
+    assert np.array_equal(indices >= 0, np.asarray(top.weights) > 0)
+    named = np.take_along_axis(weights, np.maximum(indices, 0), -1)
+    check(np.where(indices < 0, np.asarray(top.weights), named), want, keys, "top.indices")
+    for row in indices.reshape(-1, indices.shape[-1]):
+        assert len(set(row[row >= 0])) == (row >= 0).sum(), "a key is named twice"
 
 
 def whole(kernel: str, case: Case, library: ArrayLibrary) -> None:

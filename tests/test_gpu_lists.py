@@ -29,6 +29,13 @@ LISTED = {
     "blocks by head": ch.blocks(RNG.random((4, 24, 24)) < 0.1, 64) | ch.window(0),
     "unsorted documents": ch.documents(np.arange(N) // 100 * 7 % 15),
 }
+MASKS = {
+    **LISTED,
+    "none": None,
+    "causal": ch.causal(),
+    "causal from another place on": ch.causal(offset=-40),
+    "window": ch.window(300),
+}
 
 
 def observed(q: torch.Tensor, k: torch.Tensor, mask: ch.Mask | None, kernel: str, **wanted: Any) -> ch.Observed:
@@ -49,26 +56,26 @@ def held(found: ch.Observed, right: list[ch.Observed], top: bool = True) -> None
 
 @pytest.mark.parametrize("kernel", OWN)
 @pytest.mark.parametrize("width", [64, 128, 256])
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("received", [True, 400])
 def test_what_keys_received_and_the_largest(kernel: str, width: int, name: str, received: bool | int) -> None:
     for _ in range(TIMES):
         q = torch.randn((2, 4, N, width), device="cuda", dtype=torch.bfloat16)
         k = torch.randn((2, 2, N, width), device="cuda", dtype=torch.bfloat16)
         poison(8)
-        found = observed(q, k, LISTED[name], kernel, received=received)
-    again = observed(q, k, LISTED[name], kernel, received=received)
+        found = observed(q, k, MASKS[name], kernel, received=received)
+    again = observed(q, k, MASKS[name], kernel, received=received)
     assert torch.equal(found.received, again.received), "every run gives the same bits"
-    held(found, by_formula(q, k, LISTED[name], received=received))
+    held(found, by_formula(q, k, MASKS[name], received=received))
 
 
 @pytest.mark.parametrize("kernel", OWN)
 @pytest.mark.parametrize("width", [64, 128, 256])
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", MASKS)
 def test_ties_that_overflow_the_list(kernel: str, width: int, name: str) -> None:
     q = torch.randn((1, 4, N, width), device="cuda", dtype=torch.bfloat16)
     k = torch.randn((1, 4, 1, width), device="cuda", dtype=torch.bfloat16).expand(1, 4, N, width).contiguous()
-    found, right = observed(q, k, LISTED[name], kernel), by_formula(q, k, LISTED[name], weights=True)
+    found, right = observed(q, k, MASKS[name], kernel), by_formula(q, k, MASKS[name], weights=True)
     assert torch.equal(found.top.indices, first_of_the_largest(right[0].weights, 8))
     held(found, right)
 

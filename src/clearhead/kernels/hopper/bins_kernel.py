@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from clearhead.kernels.hopper.pipeline import await_others, others_may_begin
 from clearhead.kernels.hopper.top_kernel import denominator
 
 
@@ -108,6 +109,8 @@ def lay_out(peaks, totals, levels, shifts, large, counts, received, queries, key
     row = first_of_tile(tile, bins, N) + column
     place = number.to(gl.int64) * queries + row
     inside = (row < stop) & (row >= skipped)
+    await_others()
+    others_may_begin()
     peak = gl.load(peaks + place, inside, 0.0)
     total = gl.load(totals + place, inside, 0.0)
     shift, correction = denominator(peak, total, scale, factor)

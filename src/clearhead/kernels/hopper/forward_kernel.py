@@ -45,6 +45,7 @@ from clearhead.kernels.hopper.pipeline import (
     end_turn,
     job_of,
     new_pipeline,
+    others_may_begin,
     release_tile,
     rounds_of,
     take_turn,
@@ -318,6 +319,7 @@ def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, lses, largests, entrop
         mbarrier.init(turns.index(index), count=1)
     fence_async_shared()
     if FORM.value.looked:
+        others_may_begin()
         if gl.program_id(0) == 0:
             gl.store(levels, 0.0)  # of no denominator it is known yet that it is large
 

@@ -31,6 +31,7 @@ def mended(call: Call, forward: Forward, odd: torch.Tensor, told: torch.Tensor, 
     """
     grid, output, unrounded = call.grid, forward.output, forward.unrounded
     counts, peak, total, weights, indices, numbers, constants = searched
+    after = {"launch_pdl": True} if call.device.type == "cuda" else {}  # who chooses the largest lets it begin early
 
     def launch(blocks: Blocks) -> None:
         count = cdiv(grid.queries, blocks.rows) * call.rows
@@ -41,7 +42,7 @@ def mended(call: Call, forward: Forward, odd: torch.Tensor, told: torch.Tensor, 
             call.q.stride(), call.k.stride(), call.v.stride(), steps_of(output), call.mask.span, call.lists(blocks),
             call.mask.arrays, call.scoring, grid.queries, grid.keys, cdiv(count, programs), count, grid.heads, *numbers,
             UNROUNDED=unrounded is not None, **constants, BM=blocks.rows, BN=blocks.columns, N=1024, form=call.form,
-            num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
+            AFTER=bool(after), num_warps=blocks.warps, num_stages=blocks.stages, **after, **EXACT,
         )  # fmt: skip
 
     call.fitted("repair", grid.queries, launch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from clearhead.kernels.gpu.repair_kernel import part_of, repair_block, without_sum
 from clearhead.kernels.hopper.top_kernel import search_block
@@ -15,18 +16,24 @@ def mend(
     out_strides, span, lists, mask, scoring, T, S, each, count, heads, group, upper, lower, scale, softcap, factor,
     UNROUNDED: tl.constexpr, TOP: tl.constexpr, K: tl.constexpr, HEAD_DIM: tl.constexpr, UPPER: tl.constexpr,
     LOWER: tl.constexpr, PROGRAM: tl.constexpr, SOFTCAP: tl.constexpr, HELD: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, N: tl.constexpr, form: tl.constexpr,
+    BN: tl.constexpr, N: tl.constexpr, form: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    """What `repair` and `search` do, of blocks of queries; a program has `each` of `count`."""
+    """What `repair` and `search` do, of blocks of queries; a program has `each` of `count`.
+
+    With AFTER it may begin while the largest weights are still being chosen, all else being there.
+    """
     blocks, first, last, start, stop = part_of(tl.program_id(0), T, each, count, BM)
     some, empty, odd = 0, 0, 0
     for at in range(start, stop, N):  # nearly always there is none
         places = at + tl.arange(0, N)
-        odd = tl.maximum(odd, tl.max(tl.load(odd_at + places, mask=places < stop, other=0), 0))
-        many = tl.load(counts + places, mask=places < stop, other=0) > HELD
+        marked = tl.load(odd_at + places, mask=places < stop, other=0, cache_modifier=".cg")  # of kernels just ended
+        odd = tl.maximum(odd, tl.max(marked, 0))
+        many = tl.load(counts + places, mask=places < stop, other=0, cache_modifier=".cg") > HELD
         some = tl.maximum(some, tl.max(many.to(tl.int32), 0))
         empty = tl.maximum(empty, without_sum(totals, places, stop))
     tl.store(told + tl.program_id(0), tl.maximum(odd, empty))
+    if AFTER:
+        gdc_wait()
     if tl.maximum(some, odd) > 0:
         for index in range(first, last):
             number, block = index // blocks, index % blocks

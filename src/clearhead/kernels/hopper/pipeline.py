@@ -7,11 +7,15 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # the copy engine's verbs and the barrier of a program, where Triton 3.6 has other names for them
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+# a kernel launched with `launch_pdl` may begin once all programs of the one before it have said `others_may_begin`, or
+# have ended; what those write is there after `await_others`
+await_others, others_may_begin = gdc_wait, gdc_launch_dependents
 
 
 class Pipeline(NamedTuple):

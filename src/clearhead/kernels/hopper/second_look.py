@@ -149,7 +149,7 @@ def look(
         done.peak, done.total, done.levels[4:] if top else done.peak, shifts, large, counts,
         shifts if got is None else got, queries, keys, skipped, count, each, queries // count,
         scale if softcap is None else 1.0, factor, config.columns, plain.even, bool(top), halved and got is not None,
-        num_warps=1,
+        num_warps=1, launch_pdl=True,
     )  # fmt: skip
     rows = (
         described(q, queries, config.columns),
@@ -169,6 +169,7 @@ def look(
         *rows, sums if got is None else got, sums if parts is None else parts, sums, tops, counts, found,
         large, *lists, queries, keys, heads, batch * heads, side, heads // k.shape[1], skipped, upper, lower, count,
         each, queries // count, scale, softcap or 1.0, factor, plain, careful, config, num_warps=config.rows // 16,
+        launch_pdl=True,
         **({"maxnreg": config.limit} if config.limit else {}),
     )  # fmt: skip
     if parts is not None and masked is not None and masked.runs.added is not None:
@@ -194,6 +195,7 @@ def look(
             ("choose", name), choose, (-(-batch * heads * queries // (8 * CHOOSING)),),
             counts, found, done.peak, done.total, best.weights, best.indices, batch * heads * queries,
             scale if softcap is None else 1.0, factor, top, power, num_warps=CHOOSING,
+            launch_pdl=True,
         )  # fmt: skip
         constants = {
             "TOP": top, "K": max(2, power), "HEAD_DIM": head_dim, "UPPER": plain.upper,

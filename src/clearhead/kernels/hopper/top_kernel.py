@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 
 from clearhead.kernels.gpu.device import allowed_by_program
 from clearhead.kernels.gpu.tile_lists_kernel import Only
+from clearhead.kernels.hopper.pipeline import await_others, others_may_begin
 
 HELD = 32  # candidates that a list holds
 LISTED = gl.constexpr(HELD)
@@ -188,6 +189,8 @@ def choose(counts, found, peaks, totals, weights, indices, rows, scale, factor, 
     ROWS: gl.constexpr = 8 * gl.num_warps()
     first = gl.program_id(0) * ROWS
     row = first + gl.arange(0, ROWS, layout)
+    await_others()
+    others_may_begin()
     many = gl.max(gl.load(counts + row, row < rows, 0), 0)
     if many <= LISTED // 2:
         choose_of(counts, found, peaks, totals, weights, indices, first, rows, scale, factor, LISTED // 2, TOP, K)

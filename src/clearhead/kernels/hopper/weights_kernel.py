@@ -38,7 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from clearhead.kernels.hopper.bins_kernel import Bins, first_of_bin, first_of_tile, half_of, tiles_seen
 from clearhead.kernels.hopper.jobs import head_and_row
-from clearhead.kernels.hopper.pipeline import async_load, share
+from clearhead.kernels.hopper.pipeline import async_load, await_others, others_may_begin, share
 from clearhead.kernels.hopper.softmax import capped, masked_by_bits
 from clearhead.kernels.hopper.top_kernel import end_offers, none_pending, offer
 
@@ -339,6 +339,7 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=CONSUMERS)
     fence_async_shared()
+    others_may_begin()
     pipeline = LookPipeline(q_tiles, number_tiles, full, empty)
     mbarrier.expect(k_full, CONSUMERS * k_rows.block_type.nbytes)
     for index in gl.static_range(CONSUMERS):
@@ -349,6 +350,7 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
     bounds = (keys, upper, lower, numbers, words, aside)
     work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, pipeline)
     load = (q_rows, shifts, (batch, head, number), tiles, bins, numbers, pipeline)
+    await_others()
     careful = gl.load(large)
     WARPS: gl.constexpr = ROWS // 16
     REGISTERS: gl.constexpr = CONFIG.value.registers
