@@ -12,7 +12,7 @@ constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
 // keys in a tile, whole blocks of them: its scores stay in the first cache, its keys and values in the second
 constexpr int64_t kTile = 512 / kRows * kRows;
 constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
-constexpr int64_t kFewPanels = kBytes > 32 ? 16 : 4;  // that read a key: for so few it is not packed, where it can lie as it does
+constexpr int64_t kFewPanels = kBytes > 32 ? 16 : 4;  // whose queries read a key: for so few it is not packed, where it can lie as it does
 // keys are packed by blocks of kRows: what starts anywhere else reads other keys than it means
 static_assert(kTile % kMaskStep == 0 && kMaskStep % kRows == 0 && kMaskStep > kRows);
 static_assert(!kTiled || (kTile % kTileGrain == 0 && kMaskStep % kTileGrain == 0));
@@ -69,13 +69,13 @@ template <class T> struct Packed {
   const T* values_at(int64_t j) const { return values_lie.at ? values_lie.at + j * values_lie.stride : v.data() + at(j) * kRows; }
   Lain values_lying() const { return values_lie.at ? Lain{values_lie.stride, kRows} : Lain{kRows, value_stride}; }
 
-  // `readers`: how many panels of queries read a key, on average.
+  // `readers`: how many queries read a key, on average.
   void resize(const Call& call, int64_t b, int64_t head, int64_t readers) {
     const int64_t count = find_places(call, b, head);
     odd.assign(call.keys, 0);
     odd_tiles.assign(place.size(), 0);
     tiles.resize(call, count);
-    const bool few = kAsItLies && !tiles.used && readers <= kFewPanels && !call.wanted.second_look();
+    const bool few = kAsItLies && !tiles.used && readers <= kFewPanels * kPanel<T> && !call.wanted.second_look();
     keys_lie = few ? lying(call.k, b, head, call.features) : Lying();
     values_lie = few && call.width % kRows == 0 ? lying(call.v, b, head, call.width) : Lying();
     // what an earlier call packed is not counted where nothing is

@@ -60,11 +60,11 @@ template <class T> constexpr int64_t kChunkPanels = std::max<int64_t>(kChunk / k
 // panels has a task for each, so that many threads have something to do; longer ones have tasks that share what is in the
 // cache, as long as they see no more than others do. Of those taken last some are cut small, so that threads end together. An
 // observer needs chunks that depend on the call only, in the order of queries. What panels see is kept in `seen`, where all batch
-// rows and heads see alike; `readers` is how many panels see a key, on average, where that was counted.
+// rows and heads see alike; `readers` is how many queries see a key, on average, where that was counted.
 template <class T>
 std::vector<Range> query_blocks(const Call& call, const Sights& sights, const Panels& queries, std::vector<Stretches>& seen,
                                 int64_t& readers, int threads) {
-  readers = queries.count();
+  readers = call.queries;
   const int64_t panels = queries.count(), all = (panels + kPanels - 1) / kPanels;
   if (call.wanted.second_look()) {
     const int64_t least = (panels + kMostChunks - 1) / kMostChunks;
@@ -90,8 +90,9 @@ std::vector<Range> query_blocks(const Call& call, const Sights& sights, const Pa
     };
   });
   if (std::accumulate(parts.begin(), parts.end(), int64_t(0)) > kKeptStretches) std::vector<Stretches>().swap(seen);
-  for (int64_t n = 0; n < panels; ++n) before[n + 1] += before[n];
-  readers = (before[panels] + call.keys - 1) / std::max<int64_t>(call.keys, 1);
+  int64_t pairs = 0;
+  for (int64_t n = 0; n < panels; ++n) pairs += before[n + 1] * queries.length(n), before[n + 1] += before[n];
+  readers = (pairs + call.keys - 1) / std::max<int64_t>(call.keys, 1);
   const int64_t most = before[panels] * some / panels * 3 / 2;  // what a task of average length sees, and half as much again
   blocks.clear();
   for (int64_t first = 0, last; first < panels; first = last) {
@@ -124,7 +125,7 @@ template <class T> struct Plan {
   const int64_t length;  // of a panel, at most
   const Panels queries;
   std::vector<Stretches> seen;  // by each panel of queries, whatever the batch row and head; empty where that is not known
-  int64_t readers;  // panels of queries that see a key, on average
+  int64_t readers;  // queries that see a key, on average
   const std::vector<Range> blocks;
 
   Plan(const Call& call, int threads)
