@@ -12,7 +12,7 @@ constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
 // keys in a tile, whole blocks of them: its scores stay in the first cache, its keys and values in the second
 constexpr int64_t kTile = 512 / kRows * kRows;
 constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
-constexpr int64_t kFewPanels = kBytes > 32 ? 16 : 4;  // whose queries read a key: for so few it is not packed, where it can lie as it does
+constexpr int64_t kFewPanels = 4;   // whose queries read a key, for which packing it takes longer than it saves, where it can lie
 // keys are packed by blocks of kRows: what starts anywhere else reads other keys than it means
 static_assert(kTile % kMaskStep == 0 && kMaskStep % kRows == 0 && kMaskStep > kRows);
 static_assert(!kTiled || (kTile % kTileGrain == 0 && kMaskStep % kTileGrain == 0));
