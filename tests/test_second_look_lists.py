@@ -80,7 +80,7 @@ def test_ties_that_overflow_the_list(name: str, head_dim: int, interpreting: Non
         q, k, counts, peak, total, weights, indices, *q.stride()[:3], *k.stride()[:3], T, S, 1, 0, 0, prepared.arrays,
         scale, 1.0, factor,
         TOP=top, K=8, HEAD_DIM=head_dim, UPPER=False, LOWER=False, PROGRAM=prepared.program, SOFTCAP=False, HELD=HELD,
-        BM=64, BN=64,
+        BM=64, BN=64, AFTER=False,
     )  # fmt: skip
     assert (weights[:, :, 7] == -3).all()
     assert (indices[:, :, 7] == -3).all()

@@ -13,6 +13,7 @@ def repaired(call: Call, forward: Forward, odd: torch.Tensor) -> Forward:
     """The output of a kernel, computed anew in blocks of which it marked a row as not finite; and if there were any."""
     grid, output, unrounded = call.grid, forward.output, forward.unrounded
     told = room_to_tell(call)
+    after = {"launch_pdl": True} if call.device.type == "cuda" else {}  # the kernel before lets it begin early
 
     def launch(blocks: Blocks) -> None:
         count = cdiv(grid.queries, blocks.rows) * call.rows
@@ -24,7 +25,7 @@ def repaired(call: Call, forward: Forward, odd: torch.Tensor) -> Forward:
             call.mask.arrays, call.scoring,
             grid.queries, grid.keys, cdiv(count, programs), count, grid.heads, UNROUNDED=unrounded is not None,
             BM=blocks.rows, BN=blocks.columns, N=1024, form=call.form,
-            num_warps=blocks.warps, num_stages=blocks.stages, **EXACT,
+            AFTER=bool(after), num_warps=blocks.warps, num_stages=blocks.stages, **after, **EXACT,
         )  # fmt: skip
 
     call.fitted("repair", grid.queries, launch)

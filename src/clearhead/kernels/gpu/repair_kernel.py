@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from clearhead.kernels.gpu.softmax_kernel import finish, store_output, sums_of_block
 
@@ -13,12 +14,15 @@ def repair(
     q, k, v, out, odd_at, unrounded, totals, told, q_strides, k_strides, v_strides, out_strides,
     span, lists, mask, scoring, T, S, each, count, heads,
     UNROUNDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr, form: tl.constexpr,
+    AFTER: tl.constexpr,
 ):  # fmt: skip
     """The output anew, of blocks of queries that have a row marked as not finite; a program has `each` of `count`.
 
     It may be so by a value that a query does not see: in the product of a tile its weight of 0 times NaN is NaN. Each
-    program also says whether there was such a row, or one without a sum.
+    program also says whether there was such a row, or one without a sum. With AFTER it may begin before the other ends.
     """
+    if AFTER:
+        gdc_wait()
     blocks, first, last, start, stop = part_of(tl.program_id(0), T, each, count, BM)
     some, empty = 0, 0
     for at in range(start, stop, N):  # nearly always there is none

@@ -59,6 +59,7 @@ from clearhead.kernels.hopper.softmax import (
     level_of,
     packed,
     relative_to_scaled,
+    seen_in,
     soften,
 )
 
@@ -136,6 +137,7 @@ def advance(step, state, q, pipelines, turns, last, scales, sees, MASKED: gl.con
     p, sums, rows = state
     k_pipeline, v_pipeline = pipelines
     p = as_operand(p, q, sums)
+    sees = seen_in(last - step, sees, MASKED, FORM, CONFIG)
     await_tile(k_pipeline, step, CONFIG)
     take_turn(turns, step, INDEX, CONFIG)
     scores = times_keys(q, tile_of(k_pipeline, step, CONFIG), CONFIG)
@@ -206,6 +208,7 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CON
 
     buffer = q_pipeline.buffers.index(INDEX)
     q = buffer.reshape([ROWS, FORM.value.head_dim])
+    seen = seen_in(end - 1, sees, True, FORM, CONFIG)
     mbarrier.wait(q_pipeline.full.index(INDEX), round & 1)
     await_tile(k_pipeline, done, CONFIG)
     take_turn(turns, done, INDEX, CONFIG)
@@ -213,7 +216,7 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CON
     end_turn(turns, INDEX, CONFIG)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     release_tile(k_pipeline, done, CONFIG)
-    new, _, rows = soften(scores, end - 1, rows, scales, sees, True, FORM, CONFIG)
+    new, _, rows = soften(scores, end - 1, rows, scales, seen, True, FORM, CONFIG)
     await_tile(v_pipeline, done, CONFIG)
     state = (packed(new, q), sums, rows)
     last = done + end - 1  # tile last − step in this step
@@ -318,8 +321,9 @@ def attend(q_rows, k_rows, v_rows, o_rows, peaks, totals, lses, largests, entrop
         mbarrier.init(q_empty.index(index), count=1)
         mbarrier.init(turns.index(index), count=1)
     fence_async_shared()
-    if FORM.value.looked:
+    if FORM.value.looked or FORM.value.marked:
         others_may_begin()
+    if FORM.value.looked:
         if gl.program_id(0) == 0:
             gl.store(levels, 0.0)  # of no denominator it is known yet that it is large
 

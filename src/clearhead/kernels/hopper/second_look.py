@@ -176,6 +176,7 @@ def look(
         launch(
             ("add parts", name), add_parts, (len(masked.runs.added) * side,),
             got, parts, masked.runs.added, keys, heads, side, config.rows * config.consumers, num_warps=1,
+            launch_pdl=True,
         )  # fmt: skip
     flat = None
     if map:
@@ -212,7 +213,8 @@ def look(
             ("search", name), search, (-(-queries // 64), heads, batch),
             q, k, counts, done.peak, done.total, best.weights, best.indices, *q.stride()[:3], *k.stride()[:3],
             queries, keys, *numbers[:3], () if masked is None else masked.arrays, *numbers[3:],
-            **constants, BM=64, BN=64, num_warps=4, num_stages=1,
+            **constants, BM=64, BN=64, AFTER=q.is_cuda, num_warps=4, num_stages=1,
+            **({"launch_pdl": True} if q.is_cuda else {}),
         )  # fmt: skip
     return Observations(got, flat, best)
 
@@ -252,7 +254,7 @@ def by_lists(head_dim: int) -> LookConfig:
     """
     if head_dim == 256:
         return LookConfig(64, 3, 2, 64, 240, offered=32)
-    return LookConfig(64, 4, 2, 64, 104, offered=16, limit=80)
+    return LookConfig(64, 4, 2, 64, 104, offered=32, limit=80)
 
 
 def described_numbers(array: torch.Tensor, columns: int) -> Any:

@@ -44,6 +44,22 @@ def rounded_product(x, y):
 
 
 @gluon.jit
+def seen_in(tile, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
+    """What `soften` is told of who sees whom in a tile: of a mixed one its bits, asked for before its scores are there.
+
+    Bits come from memory, and products are waited for meanwhile.
+    """
+    if FORM.value.tiles and MASKED:
+        words, end, position = sees
+        COLUMNS: gl.constexpr = CONFIG.value.columns
+        EACH: gl.constexpr = CONFIG.value.rows * CONFIG.value.consumers * 4
+        layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, COLUMNS, 16])
+        words = bits_of(words + (end - 1 - tile) * EACH, CONFIG.value.rows, COLUMNS, layout)
+        sees = (words, end, position)
+    return sees
+
+
+@gluon.jit
 def soften(scores, tile, rows, scales, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """p for a tile of scores; alpha, which the sums so far are multiplied with; and what is known of each row.
 
@@ -55,9 +71,7 @@ def soften(scores, tile, rows, scales, sees, MASKED: gl.constexpr, FORM: gl.cons
         scores = capped(scores, scale, softcap)
     if FORM.value.tiles:
         if MASKED:
-            words, end, _ = sees
-            EACH: gl.constexpr = CONFIG.value.rows * CONFIG.value.consumers * 4
-            scores = masked_by_bits(scores, words + (end - 1 - tile) * EACH)
+            scores = masked_by_bits(scores, sees[0])
     elif MASKED or FORM.value.alibi:
         scores = biased_and_masked(scores, tile * CONFIG.value.columns, slope, sees, MASKED, FORM)
     if FORM.value.top:
@@ -112,20 +126,28 @@ def biased_and_masked(scores, first, slope, sees, MASKED: gl.constexpr, FORM: gl
 
 
 @gluon.jit
-def masked_by_bits(scores, words):
-    """−inf for the pairs of a mixed tile that are not allowed, by bits that lie as scores do (`tile_bits`)."""
+def bits_of(words, rows: gl.constexpr, columns: gl.constexpr, flat: gl.constexpr):
+    """The bits of a mixed tile (`tile_bits`), for scores that lie so: one word of each row in a thread."""
+    split = gl.reshape(gl.full([rows, columns], 0, gl.int32, flat), [rows, columns // 8, 4, 2])
+    layout: gl.constexpr = split.type.layout
+    row = gl.arange(0, rows, gl.SliceLayout(1, gl.SliceLayout(1, gl.SliceLayout(3, layout))))
+    quad = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, layout))))
+    return gl.load(words + row[:, None] * 4 + quad[None, :])
+
+
+@gluon.jit
+def masked_by_bits(scores, bits):
+    """−inf for the pairs of a mixed tile that are not allowed."""
     flat: gl.constexpr = scores.type.layout
     rows: gl.constexpr = scores.shape[0]
     columns: gl.constexpr = scores.shape[1]
     split = gl.reshape(scores, [rows, columns // 8, 4, 2])
     layout: gl.constexpr = split.type.layout
-    row = gl.arange(0, rows, gl.SliceLayout(1, gl.SliceLayout(1, gl.SliceLayout(3, layout))))
-    quad = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, layout))))
-    found = gl.load(words + row[:, None] * 4 + quad[None, :])[:, None, :][:, :, :, None]
+    bits = bits[:, None, :][:, :, :, None]
     eighth = gl.arange(0, columns // 8, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, layout))))
     one = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(0, gl.SliceLayout(0, layout))))
     place = 2 * eighth[None, :][:, :, None][:, :, :, None] + one[None, :][None, :, :][None, :, :, :]
-    split = gl.where(((found >> place) & 1) != 0, split, float("-inf"))
+    split = gl.where(((bits >> place) & 1) != 0, split, float("-inf"))
     return gl.convert_layout(gl.reshape(split, [rows, columns]), flat, assert_trivial=True)
 
 

@@ -241,12 +241,16 @@ def search(
     upper, lower, mask, scale, softcap, factor,
     TOP: tl.constexpr, K: tl.constexpr, HEAD_DIM: tl.constexpr, UPPER: tl.constexpr, LOWER: tl.constexpr,
     PROGRAM: tl.constexpr, SOFTCAP: tl.constexpr, HELD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    AFTER: tl.constexpr,
 ):  # fmt: skip
     """The largest weights of the queries of a block that had more candidates than a list holds; mostly there are none.
 
-    K is TOP or the next power of two. PROGRAM is a mask of any kind, with `mask` as its arrays, or None.
+    K is TOP or the next power of two. PROGRAM is a mask of any kind, with `mask` as its arrays, or None. With AFTER it
+    may begin before the largest weights are chosen.
     """
     head, batch = tl.program_id(1), tl.program_id(2)
+    if AFTER:
+        await_others()
     search_block(
         q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row, T, S, group,
         upper, lower, mask, scale, softcap, factor, tl.program_id(0), head, batch, batch * tl.num_programs(1) + head,

@@ -39,7 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from clearhead.kernels.hopper.bins_kernel import Bins, first_of_bin, first_of_tile, half_of, tiles_seen
 from clearhead.kernels.hopper.jobs import head_and_row
 from clearhead.kernels.hopper.pipeline import async_load, await_others, others_may_begin, share
-from clearhead.kernels.hopper.softmax import capped, masked_by_bits
+from clearhead.kernels.hopper.softmax import bits_of, capped, masked_by_bits
 from clearhead.kernels.hopper.top_kernel import end_offers, none_pending, offer
 
 LOG2E = gl.constexpr(math.log2(math.e))
@@ -230,9 +230,11 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     """One tile of queries."""
     outputs, _, number, tiles, bins, bounds, scales, _, _, pipeline = work
     step = tile - tiles[0]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CONFIG.value.columns, 16])
+    if MASKED == BY_BITS:  # from memory: products are waited for meanwhile
+        sees = (bits_of(sees[0], CONFIG.value.rows, CONFIG.value.columns, layout), sees[1])
     scores = times_queries(k, pipeline, step, CONFIG)
     slot = step % CONFIG.value.stages
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CONFIG.value.columns, 16])
     PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
     shift = pipeline.numbers.index(slot * PARTS).load(gl.SliceLayout(0, layout))
     scores = warpgroup_mma_wait(0, deps=(scores,))
@@ -389,6 +391,8 @@ def add_parts(received, parts, added, keys, heads, side, ROWS: gl.constexpr):
     head, batch = head_and_row(entry, which, heads)
     row = gl.arange(0, ROWS, layout)
     key = gl.load(entry) + row
+    await_others()
+    others_may_begin()
     place = received + (batch * heads + head).to(gl.int64) * keys + key
     total = gl.load(place, key < keys, 0.0)
     first = gl.load(entry + 3)
