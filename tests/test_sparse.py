@@ -42,6 +42,9 @@ SPARSE: dict[str, Any] = {
     "blocks of no whole panels": ch.blocks(RNG.random((7, 48)) < 0.15, 36) & ~ch.window(20, 500, align="start"),
     "global tokens in a row": ch.window(30, 9, align="start") | ch.global_tokens(range(16)),
     "an array of blocks": ch.where(np.kron(CHOSEN[1], np.ones((32, 32), bool))[:QUERIES, :KEYS]),
+    "an array at random": ch.where(RNG.random((QUERIES, KEYS)) < 0.3),
+    "an array that lies by keys": ch.where((RNG.random((KEYS, QUERIES)) < 0.3).T),
+    "an array of any bytes": ch.where((RNG.integers(0, 3, (HEADS, QUERIES, KEYS), np.uint8) * 127).view(bool)),
     "gaps that are short": ch.documents(np.arange(KEYS) // 9 % 3) & ch.window(900),
 }
 

@@ -237,6 +237,41 @@ class Mask {
       for (int64_t i = i0; i < i1; ++i) allowed[(j - j0) * width + (i - i0)] = rule(i, j);
   }
 
+  // Eight rows of eight truth values become eight columns: squares of 4, 2 and 1 of them change places.
+  static void turn_eight(const char* from, int64_t row, uint8_t* to, int64_t width) {
+    uint64_t x[8];
+    for (int n = 0; n < 8; ++n) {
+      std::memcpy(&x[n], from + n * row, 8);
+      x[n] |= x[n] >> 4, x[n] |= x[n] >> 2, x[n] |= x[n] >> 1;  // whatever is not 0 becomes 1
+      x[n] &= 0x0101010101010101u;
+    }
+    const auto swap = [&x](int apart, uint64_t low) {
+      for (int n = 0; n < 8; ++n) {
+        if (n & apart) continue;
+        const uint64_t moved = ((x[n] >> 8 * apart) ^ x[n + apart]) & low;
+        x[n + apart] ^= moved, x[n] ^= moved << 8 * apart;
+      }
+    };
+    swap(4, 0x00000000ffffffffu), swap(2, 0x0000ffff0000ffffu), swap(1, 0x00ff00ff00ff00ffu);
+    for (int n = 0; n < 8; ++n) std::memcpy(to + n * width, &x[n], 8);
+  }
+
+  // What an array says, which has its queries one below the other.
+  __attribute__((noinline)) void turned(const View& array, int64_t i0, int64_t i1, int64_t j0, int64_t j1, int width,
+                                        uint8_t* allowed) const {
+    const char* base = array.at(b_, h_);
+    const int64_t row = array.row, col = array.col;
+    int64_t i = i0;
+    for (; col == 1 && i + 8 <= i1; i += 8) {
+      int64_t j = j0;
+      for (; j + 8 <= j1; j += 8) turn_eight(base + i * row + j, row, allowed + (j - j0) * width + (i - i0), width);
+      for (; j < j1; ++j)
+        for (int64_t n = 0; n < 8; ++n) allowed[(j - j0) * width + (i + n - i0)] = base[(i + n) * row + j] != 0;
+    }
+    for (; i < i1; ++i)
+      for (int64_t j = j0; j < j1; ++j) allowed[(j - j0) * width + (i - i0)] = base[i * row + j * col] != 0;
+  }
+
   void tile(int n, int64_t i0, int64_t i1, int64_t j0, int64_t j1, int width, uint8_t* allowed) const {
     const MaskNode& node = call_.mask[n];
     switch (node.kind) {
@@ -267,13 +302,7 @@ class Mask {
           }
         return;
       }
-      case kArray: {
-        const char* base = node.array.at(b_, h_);
-        const int64_t row = node.array.row, col = node.array.col;
-        for (int64_t i = i0; i < i1; ++i)
-          for (int64_t j = j0; j < j1; ++j) allowed[(j - j0) * width + (i - i0)] = base[i * row + j * col] != 0;
-        return;
-      }
+      case kArray: return turned(node.array, i0, i1, j0, j1, width, allowed);
       case kNot: {
         tile(node.left, i0, i1, j0, j1, width, allowed);
         for (int64_t j = 0; j < j1 - j0; ++j)

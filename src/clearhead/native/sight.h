@@ -253,23 +253,20 @@ class Sights {
         const int64_t count = columns ? call_.keys : 1;
         const int64_t i0 = rows ? p * strip_ : 0, i1 = rows ? std::min(i0 + strip_, call_.queries) : 1;
         uint8_t* out = found.states.data() + task * found.steps;
+        // row by row, as they lie in memory: what is known of each key so far is the cache's
+        std::vector<uint8_t> some(count, 0), every(count, 1);
+        for (int64_t i = i0; i < i1; ++i) {
+          const char* const row = base + i * array.row;
+          if (array.col == 1)
+            for (int64_t j = 0; j < count; ++j) some[j] |= row[j] != 0, every[j] &= row[j] != 0;
+          else
+            for (int64_t j = 0; j < count; ++j) some[j] |= row[j * array.col] != 0, every[j] &= row[j * array.col] != 0;
+        }
         for (int64_t j0 = 0; j0 < count; j0 += kMaskStep) {
-          constexpr uint64_t ones = 0x0101010101010101u;
-          uint64_t some = 0, every = ones;
-          for (int64_t i = i0; i < i1; ++i) {
-            const char* const row = base + i * array.row;
-            const int64_t j1 = std::min(j0 + kMaskStep, count);
-            int64_t j = j0;
-            for (uint64_t eight; array.col == 1 && j + 8 <= j1; j += 8) {
-              std::memcpy(&eight, row + j, 8);
-              some |= eight, every &= eight;
-            }
-            for (; j < j1; ++j) {
-              const bool here = row[j * array.col] != 0;
-              some |= here, every &= here ? ones : 0;
-            }
-          }
-          *out++ = every == ones ? kAll : some ? kSome : kNone;
+          const int64_t j1 = std::min(j0 + kMaskStep, count);
+          uint8_t any = 0, all = 1;
+          for (int64_t j = j0; j < j1; ++j) any |= some[j], all &= every[j];
+          *out++ = all ? kAll : any ? kSome : kNone;
         }
       };
     });
