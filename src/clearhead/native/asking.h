@@ -24,7 +24,7 @@ template <class T> struct Asking {
 // How a call is cut for its gradients.
 template <class T> struct BackwardPanels : Panels {
   BackwardPanels(const Call& call, const Sights& sights)
-      : Panels(call.queries, kPanel<T>, Borders(call, sights, kLanes<T>).of_queries()) {}
+      : Panels(call.queries, kPanel<T>, Borders(call, sights, kLanes<T>).of_queries(), kPanel<T>) {}
 
   // Room for dq of one head: [query panel][feature][query].
   int64_t room(const Call& call) const { return count() * kPanel<T> * rounded(call.features, kRows); }

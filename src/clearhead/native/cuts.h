@@ -9,11 +9,16 @@ namespace CLEARHEAD_ISA {
 class Panels {
  public:
   Panels() = default;
-  // Whole panels from each border on; borders ascend.
-  Panels(int64_t end, int64_t width, const std::vector<int64_t>& borders) {
+  // From each border to the next as few panels as there can be, of about as many vectors of `lanes` queries each: products with a
+  // single vector are slow. Borders ascend.
+  Panels(int64_t end, int64_t width, const std::vector<int64_t>& borders, int64_t lanes) {
     for (size_t n = 0; n <= borders.size(); ++n) {
       const int64_t stop = n < borders.size() ? std::min(borders[n], end) : end;
-      while (starts_.back() < stop) starts_.push_back(std::min(starts_.back() + width, stop));
+      for (int64_t left; (left = stop - starts_.back()) > 0;) {
+        const int64_t panels = (left + width - 1) / width, vectors = (left + lanes - 1) / lanes;
+        const int64_t length = std::min((vectors + panels - 1) / panels * lanes, width);
+        starts_.push_back(std::min(starts_.back() + length, stop));
+      }
     }
   }
 

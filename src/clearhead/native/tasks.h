@@ -130,7 +130,7 @@ template <class T> struct Plan {
 
   Plan(const Call& call, int threads)
       : sights(call, kLanes<T>, threads), length(panel_length<T>(call, threads)),
-        queries(call.queries, length, Borders(call, sights, kLanes<T>).of_queries()),
+        queries(call.queries, length, Borders(call, sights, kLanes<T>).of_queries(), kLanes<T>),
         blocks(query_blocks<T>(call, sights, queries, seen, readers, threads)) {}
 
   int64_t bytes() const {
