@@ -77,8 +77,7 @@ def produce(load, FORM: gl.constexpr, CONFIG: gl.constexpr):
     PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
     for tile in range(begin, end):
         slot = (tile - begin) % CONFIG.value.stages
-        round = (tile - begin) // CONFIG.value.stages
-        mbarrier.wait(pipeline.empty.index(slot), (round & 1) ^ 1)
+        mbarrier.wait(pipeline.empty.index(slot), (((tile - begin) // CONFIG.value.stages) & 1) ^ 1)
         full = pipeline.full.index(slot)
         mbarrier.expect(full, q_rows.block_type.nbytes + PARTS * shifts.block_type.nbytes)
         listed = tile
@@ -293,10 +292,8 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
            FORM: gl.constexpr, CAREFUL: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """What a block of keys of one head received: of queries from `skipped` on, and of each of `count` bins of them.
 
-    With a list of tiles for each block (`tile_runs.py`), `side` is how many heads an entry of the table serves.
-
-    The careful form, which also multiplies by what the rounding of a shift takes away, runs where `large` says that
-    some shift is large, and the other where it does not.
+    With a list of tiles for each block (`tile_runs.py`), `side` is how many heads an entry of the table serves. The
+    careful form, which also multiplies by what the rounding of a shift takes away, runs where some shift is `large`.
     """
     ROWS: gl.constexpr = CONFIG.value.rows
     STAGES: gl.constexpr = CONFIG.value.stages
