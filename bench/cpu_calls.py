@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import torch
@@ -68,6 +69,24 @@ def decoding(report: Report) -> None:
             for dtype in ("bfloat16", "float16"):
                 name = f"{keys} keys, heads {heads}:{key_heads}, {dtype}"
                 report.add(name, "time by float32's", times[dtype] / times["float32"], "≤ 0.70")
+    by_layers(report)
+
+
+def by_layers(report: Report, layers: int = 24) -> None:
+    """The same as a model does it: between two calls of a layer all others have been through the caches."""
+    report.title(f"decoding, D 64: half precision by float32's time, {layers} layers in turn")
+    for keys in (1024, 4096):
+        for heads, key_heads in ((8, 8), (32, 8)):
+            calls = {}
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                q = randn(1, heads, 1, 64, dtype=dtype)
+                cached = [[randn(1, key_heads, keys, 64, dtype=dtype) for _ in range(2)] for _ in range(layers)]
+                turns = cycle([partial(ch.attention, q, k, v) for k, v in cached])
+                calls[str(dtype)[6:]] = partial(lambda turns: next(turns)(), turns)
+            times = measure(calls, least=2 * layers)
+            for name in ("bfloat16", "float16"):
+                what = f"{keys} keys, heads {heads}:{key_heads}, {name}"
+                report.add(what, "time by float32's", times[name] / times["float32"], "")
 
 
 def precisions(report: Report) -> None:
