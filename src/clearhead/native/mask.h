@@ -256,7 +256,7 @@ class Mask {
     for (int n = 0; n < 8; ++n) std::memcpy(to + n * width, &x[n], 8);
   }
 
-  // What an array says, which has its queries one below the other.
+  // What an array says, which has its queries one below the other. Not inline: most masks have none.
   __attribute__((noinline)) void turned(const View& array, int64_t i0, int64_t i1, int64_t j0, int64_t j1, int width,
                                         uint8_t* allowed) const {
     const char* base = array.at(b_, h_);

@@ -13,7 +13,6 @@ def repaired(call: Call, forward: Forward, odd: torch.Tensor) -> Forward:
     """The output of a kernel, computed anew in blocks of which it marked a row as not finite; and if there were any."""
     grid, output, unrounded = call.grid, forward.output, forward.unrounded
     told = room_to_tell(call)
-    after = {"launch_pdl": True} if call.device.type == "cuda" else {}  # the kernel before lets it begin early
 
     def launch(blocks: Blocks) -> None:
         count = cdiv(grid.queries, blocks.rows) * call.rows
@@ -25,11 +24,19 @@ def repaired(call: Call, forward: Forward, odd: torch.Tensor) -> Forward:
             call.mask.arrays, call.scoring,
             grid.queries, grid.keys, cdiv(count, programs), count, grid.heads, UNROUNDED=unrounded is not None,
             BM=blocks.rows, BN=blocks.columns, N=1024, form=call.form,
-            AFTER=bool(after), num_warps=blocks.warps, num_stages=blocks.stages, **after, **EXACT,
+            num_warps=blocks.warps, num_stages=blocks.stages, **begun_early(call.device), **EXACT,
         )  # fmt: skip
 
     call.fitted("repair", grid.queries, launch)
     return forward._replace(told=told)
+
+
+def begun_early(device: torch.device) -> dict[str, bool]:
+    """How a kernel is launched that may begin before the one before it ends, which lets it; AFTER: it waits for that.
+
+    An interpreter runs one after the other.
+    """
+    return {"AFTER": True, "launch_pdl": True} if device.type == "cuda" else {"AFTER": False}
 
 
 def room_to_tell(call: Call) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.kernels.gpu.call import EXACT, Call, Forward
-from clearhead.kernels.gpu.repair import steps_of
+from clearhead.kernels.gpu.repair import begun_early, steps_of
 from clearhead.kernels.gpu.tuning import Blocks, cdiv
 from clearhead.kernels.hopper.mend_kernel import mend
 
@@ -31,7 +31,6 @@ def mended(call: Call, forward: Forward, odd: torch.Tensor, told: torch.Tensor, 
     """
     grid, output, unrounded = call.grid, forward.output, forward.unrounded
     counts, peak, total, weights, indices, numbers, constants = searched
-    after = {"launch_pdl": True} if call.device.type == "cuda" else {}  # who chooses the largest lets it begin early
 
     def launch(blocks: Blocks) -> None:
         count = cdiv(grid.queries, blocks.rows) * call.rows
@@ -42,7 +41,7 @@ def mended(call: Call, forward: Forward, odd: torch.Tensor, told: torch.Tensor, 
             call.q.stride(), call.k.stride(), call.v.stride(), steps_of(output), call.mask.span, call.lists(blocks),
             call.mask.arrays, call.scoring, grid.queries, grid.keys, cdiv(count, programs), count, grid.heads, *numbers,
             UNROUNDED=unrounded is not None, **constants, BM=blocks.rows, BN=blocks.columns, N=1024, form=call.form,
-            AFTER=bool(after), num_warps=blocks.warps, num_stages=blocks.stages, **after, **EXACT,
+            num_warps=blocks.warps, num_stages=blocks.stages, **begun_early(call.device), **EXACT,
         )  # fmt: skip
 
     call.fitted("repair", grid.queries, launch)

@@ -17,6 +17,7 @@ from clearhead.kernels.gpu.bypass import descriptor_of
 from clearhead.kernels.gpu.call import processors
 from clearhead.kernels.gpu.launcher import Launcher
 from clearhead.kernels.gpu.observe_kernel import pool
+from clearhead.kernels.gpu.repair import begun_early
 from clearhead.kernels.gpu.tuning import pooling
 from clearhead.kernels.hopper.bins_kernel import lay_out
 from clearhead.kernels.hopper.forward import Done, described
@@ -213,8 +214,7 @@ def look(
             ("search", name), search, (-(-queries // 64), heads, batch),
             q, k, counts, done.peak, done.total, best.weights, best.indices, *q.stride()[:3], *k.stride()[:3],
             queries, keys, *numbers[:3], () if masked is None else masked.arrays, *numbers[3:],
-            **constants, BM=64, BN=64, AFTER=q.is_cuda, num_warps=4, num_stages=1,
-            **({"launch_pdl": True} if q.is_cuda else {}),
+            **constants, BM=64, BN=64, num_warps=4, num_stages=1, **begun_early(q.device),
         )  # fmt: skip
     return Observations(got, flat, best)
 
