@@ -238,10 +238,10 @@ def test_heads_side_by_side() -> None:
         pytest.skip("only Hopper's kernels work on some heads at a time")
     from clearhead.kernels.hopper import schedule as cuts
 
-    for width, waves, heads in product((64, 128), (1, 4), (40, 44)):
+    for width, waves, heads, flat in product((64, 128), (1, 4), (40, 44), (True, False)):
         q = torch.randn((2, heads, 1100, width), device="cuda", dtype=torch.bfloat16)
         k, v = (torch.randn((2, heads // 4, 1100, width), device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        wanted = {"received": True, "map": (10, 12), "top": 2}
+        wanted = {"received": True, "map": (10, 12) if flat else None, "top": 2}
         with mock.patch.multiple(cuts, WAVES=waves, ROUNDS=4 * waves):
             seen = ch.observe(q, k, v, mask=ch.causal(), kernel="hopper", scale=0.1 + waves / 100, **wanted)
         exact = ch.observe(
@@ -251,7 +251,8 @@ def test_heads_side_by_side() -> None:
         close(seen.lse, exact.lse)
         close(seen.entropy, exact.entropy, atol=1e-4)
         close(seen.received, exact.received)
-        close(seen.map, exact.map)
+        if flat:
+            close(seen.map, exact.map)
         close(seen.top.weights, exact.top.weights)
         close(seen.output, exact.output, rtol=0.02, atol=0.01)
 

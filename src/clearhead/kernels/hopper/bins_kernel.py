@@ -12,27 +12,35 @@ from clearhead.kernels.hopper.top_kernel import denominator
 
 
 class Bins(NamedTuple):
-    """Bins of queries, the rows of a map: how many of both, tiles of each bin, its queries if all have as many."""
+    """Bins of queries, the rows of a map: how many of both, tiles of each bin, its queries if all have as many.
+
+    Where one bin has all queries, which is known before the kernel is compiled, nothing is divided: a program of the
+    second look begins with all of this, and divisions of what is not known took a tenth of its time.
+    """
 
     queries: Any
     count: Any
     each: Any
     size: Any
     even: Any
+    alone: Any
 
 
 @gluon.jit
 def tile_of_row(row, bins, N: gl.constexpr):
     """The tile that holds a query."""
-    queries, count, each, _, _ = bins
-    bin = (row.to(gl.int64) * count // queries).to(gl.int32)
-    return bin * each + (row - first_of_bin(bin, bins)) // N
+    queries, count, each, _, _, alone = bins
+    tile = row // N
+    if not alone:
+        bin = (row.to(gl.int64) * count // queries).to(gl.int32)
+        tile = bin * each + (row - first_of_bin(bin, bins)) // N
+    return tile
 
 
 @gluon.jit
 def first_of_bin(bin, bins):
     """The first query of a bin."""
-    queries, count, _, size, even = bins
+    queries, count, _, size, even, _ = bins
     first = bin * size
     if not even:
         first = ((bin.to(gl.int64) * queries + count - 1) // count).to(gl.int32)
@@ -42,8 +50,11 @@ def first_of_bin(bin, bins):
 @gluon.jit
 def first_of_tile(tile, bins, N: gl.constexpr):
     """The first query of a tile."""
-    bin = tile // bins.each
-    return first_of_bin(bin, bins) + (tile - bin * bins.each) * N
+    first = tile * N
+    if not bins.alone:
+        bin = tile // bins.each
+        first = first_of_bin(bin, bins) + (tile - bin * bins.each) * N
+    return first
 
 
 @gluon.jit
@@ -52,7 +63,7 @@ def tiles_seen(first, rows: gl.constexpr, bins, skipped, upper, lower, FORM: gl.
 
     What the first `skipped` queries see does not count.
     """
-    queries, count, each, _, _ = bins
+    queries, count, each, _, _, _ = bins
     begin = 0
     end = count * each
     low = 0
@@ -94,17 +105,20 @@ def half_of(tiles, half):
     do_not_specialize_on_alignment=["peaks", "totals", "levels", "large", "counts", "received"],
 )
 def lay_out(peaks, totals, levels, shifts, large, counts, received, queries, keys, skipped, count, each, size, scale,
-            factor, N: gl.constexpr, EVEN: gl.constexpr, TOP: gl.constexpr, ADDED: gl.constexpr):  # fmt: skip
+            factor, N: gl.constexpr, EVEN: gl.constexpr, ALONE: gl.constexpr, TOP: gl.constexpr,
+            ADDED: gl.constexpr):  # fmt: skip
     """Three rows for one tile of queries: shifts, exponents from which keys may be among the largest, corrections.
 
     A shift is +inf where there is no query, or one that sees nothing or is skipped. With TOP, no query has any yet of
     the largest weights, which are counted from here on; with ADDED, no key has received anything yet.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    bins = Bins(queries, count, each, size, EVEN)
+    bins = Bins(queries, count, each, size, EVEN, ALONE)
     tile = gl.program_id(0)
     number = gl.program_id(1)
-    stop = first_of_bin(tile // each + 1, bins)
+    stop = queries
+    if not ALONE:
+        stop = first_of_bin(tile // each + 1, bins)
     column = gl.arange(0, N, layout)
     row = first_of_tile(tile, bins, N) + column
     place = number.to(gl.int64) * queries + row

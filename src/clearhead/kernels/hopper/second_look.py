@@ -19,13 +19,15 @@ from clearhead.kernels.gpu.launcher import Launcher
 from clearhead.kernels.gpu.observe_kernel import pool
 from clearhead.kernels.gpu.repair import begun_early
 from clearhead.kernels.gpu.tuning import pooling
+from clearhead.kernels.hopper.accepts import MOST_HEADS
 from clearhead.kernels.hopper.bins_kernel import lay_out
 from clearhead.kernels.hopper.forward import Done, described
 from clearhead.kernels.hopper.mend import Searched
+from clearhead.kernels.hopper.parts_kernel import add_parts
 from clearhead.kernels.hopper.schedule import side_by_side
 from clearhead.kernels.hopper.tile_runs import TileRuns
 from clearhead.kernels.hopper.top_kernel import HELD, choose, search
-from clearhead.kernels.hopper.weights_kernel import add_parts, by_key
+from clearhead.kernels.hopper.weights_kernel import by_key
 
 CHOOSING = 4  # warps that choose the largest of eight queries each
 EVENLY = 1.5  # causal programs for each that runs at once, from which on their shares are about even, measured
@@ -60,7 +62,13 @@ class LookForm:
     tiles: bool = False  # a mask of any kind, by lists of tiles
     some: bool = False  # of such a mask, not all queries count
     halved: bool = False  # two programs share a block of keys
+    sided: bool = False  # programs are numbered by several heads at a time, block by block
     careful: bool = False
+
+    @property
+    def parts(self) -> int:
+        """How many numbers of each query are brought with it: shifts, levels, corrections."""
+        return 3 if self.careful or self.top else 1
 
 
 class Masked(NamedTuple):
@@ -137,19 +145,23 @@ def look(
     lower = upper - (window or 0)
     factor = (scale if softcap is None else 1.0) * math.log2(math.e)
     blocks = -(-keys // (config.rows * config.consumers))
-    programs, parts = blocks * batch * heads, None
+    parts = None
     causal = causal_offset is not None and window is None
-    halved = masked is None and not map and programs < seats(config, q.device) * (EVENLY if causal else 1)
+    enough = seats(config, q.device) * (EVENLY if causal else 1)
+    halved = masked is None and not map and blocks * batch * heads < enough
+    sided = causal and blocks <= MOST_HEADS
     plain, careful = looks(
         head_dim, causal_offset is not None, window is not None, softcap is not None, got is not None, bool(map),
         pooled, bool(top), queries % count == 0, masked is not None, masked is not None and skipped > 0, halved,
+        sided,
     )  # fmt: skip
     name = (received, map, top)
     launch(
         ("lay out", name), lay_out, (count * each, batch * heads),
         done.peak, done.total, done.levels[4:] if top else done.peak, shifts, large, counts,
         shifts if got is None else got, queries, keys, skipped, count, each, queries // count,
-        scale if softcap is None else 1.0, factor, config.columns, plain.even, bool(top), halved and got is not None,
+        scale if softcap is None else 1.0, factor, config.columns, plain.even, not map, bool(top),
+        halved and got is not None,
         num_warps=1, launch_pdl=True,
     )  # fmt: skip
     rows = (
@@ -157,16 +169,18 @@ def look(
         described(k, keys, config.rows),
         described_numbers(shifts, config.columns),
     )
-    side = 1 if masked is None else masked.runs.each
+    side = side_by_side(blocks, batch * heads, q.device) if sided else 1
+    grid: tuple[int, ...] = (blocks * (1 + halved), 1, batch * heads)
+    if sided:
+        grid = (side * (1 + halved), blocks, -(-batch * heads // side))
     lists = (large, large, large) if masked is None else (masked.runs.table, masked.runs.tiles, masked.runs.bits)
     if masked is not None:  # of a block that most queries see there are several
-        programs = len(masked.runs.table) * side
+        side = masked.runs.each
+        grid = (len(masked.runs.table) * side,)
         if got is not None and masked.runs.added is not None:
             parts = new((masked.runs.places * side, config.rows * config.consumers))
-    if causal:
-        side = side_by_side(blocks, batch * heads, q.device)
     launch(
-        ("by key", name), by_key, (programs * (1 + halved),),
+        ("by key", name), by_key, grid,
         *rows, sums if got is None else got, sums if parts is None else parts, sums, tops, counts, found,
         large, *lists, queries, keys, heads, batch * heads, side, heads // k.shape[1], skipped, upper, lower, count,
         each, queries // count, scale, softcap or 1.0, factor, plain, careful, config, num_warps=config.rows // 16,

@@ -159,13 +159,56 @@ def largest_by_group(scores, FORM: gl.constexpr):
     return gl.max(gl.reshape(scores, [rows, columns // FORM.value.groups, FORM.value.groups]), 1)
 
 
+def half_of_sixteen() -> tuple[str, str]:
+    """Assembly and constraints for the eighth largest of 16 numbers of two rows, of which four threads have four each.
+
+    By rounds, each of which takes away the largest, it was a third of what a block ends with, and code that runs once a
+    block is waited for. Here each thread sorts its own, two threads part theirs into the four larger and the four
+    smaller ones, and of two such eights, sorted, the eighth largest is the least of the larger ones of A's first and
+    B's last, A's second and B's last but one, and so on. What is given is still to be taken the least of by threads.
+    The operands are eight results and eight numbers: two of a row, two of the row eight on, and the same once more.
+    """
+    lines = ["{", ".reg .pred odd;", ".reg .b32 lane;", ".reg .f32 x<4>, y<4>, z;"]
+    lines += ["mov.u32 lane, %laneid;", "and.b32 lane, lane, 1;", "setp.ne.u32 odd, lane, 0;"]
+
+    def in_order(*pairs: tuple[int, int]) -> list[str]:
+        text = "max.f32 z, x{0}, x{1}; min.f32 x{1}, x{0}, x{1}; mov.f32 x{0}, z;"
+        return [text.format(i, j) for i, j in pairs]
+
+    def from_thread(other: int) -> list[str]:
+        return [f"shfl.sync.bfly.b32 y{i}, x{3 - i}, {other}, 0x1f, 0xffffffff;" for i in range(4)]
+
+    for row in ((0, 1, 4, 5), (2, 3, 6, 7)):
+        lines += [f"mov.f32 x{i}, ${8 + place};" for i, place in enumerate(row)]
+        lines += in_order((0, 1), (2, 3), (0, 2), (1, 3), (1, 2))
+        lines += from_thread(1)
+        for i in range(4):
+            lines += [f"max.f32 z, x{i}, y{i}; min.f32 y{i}, x{i}, y{i}; selp.f32 x{i}, y{i}, z, odd;"]
+        lines += in_order((0, 2), (1, 3), (0, 1), (2, 3))
+        lines += from_thread(3)
+        lines += [f"max.f32 x{i}, x{i}, y{i};" for i in range(4)]
+        lines += ["min.f32 x0, x0, x1;", "min.f32 x2, x2, x3;", "min.f32 x0, x0, x2;"]
+        lines += [f"mov.f32 ${place}, x0;" for place in row]
+    return "\n".join([*lines, "}"]), ",".join(["=f"] * 8 + ["f"] * 8)
+
+
+HALF_OF_SIXTEEN = gl.constexpr(half_of_sixteen())
+
+
 @gluon.jit
 def level_of(best, FORM: gl.constexpr):
     """A score that at least `top` keys of each row reach, and hardly more: −inf where there are fewer groups."""
-    level = gl.max(best, 1)
-    for _ in gl.static_range(FORM.value.top - 1):
-        best = gl.where(best == level[:, None], float("-inf"), best)
+    if FORM.value.top == 8 and FORM.value.groups == 16:
+        TEXT: gl.constexpr = HALF_OF_SIXTEEN
+        half = gl.inline_asm_elementwise(TEXT[0], TEXT[1], [best], gl.float32, False, 8)
+        level, _ = gl.split(gl.permute(gl.reshape(half, [best.shape[0], 2, 8]), [0, 2, 1]))
+        level, _ = gl.split(gl.reshape(level, [best.shape[0], 4, 2]))
+        level = gl.min(level, 1)
+    else:
         level = gl.max(best, 1)
+        for _ in gl.static_range(FORM.value.top - 1):
+            best = gl.where(best == level[:, None], float("-inf"), best)
+            level = gl.max(best, 1)
     return level
 
 

@@ -38,7 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from clearhead.kernels.hopper.bins_kernel import Bins, first_of_bin, first_of_tile, half_of, tiles_seen
 from clearhead.kernels.hopper.jobs import head_and_row
-from clearhead.kernels.hopper.pipeline import async_load, await_others, others_may_begin, share
+from clearhead.kernels.hopper.pipeline import async_load, await_others, others_may_begin
 from clearhead.kernels.hopper.softmax import bits_of, capped, masked_by_bits
 from clearhead.kernels.hopper.top_kernel import end_offers, none_pending, offer
 
@@ -74,7 +74,7 @@ def produce(load, FORM: gl.constexpr, CONFIG: gl.constexpr):
     batch, head, number = place
     begin, _, _, end = tiles
     N: gl.constexpr = CONFIG.value.columns
-    PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
+    PARTS: gl.constexpr = FORM.value.parts
     for tile in range(begin, end):
         slot = (tile - begin) % CONFIG.value.stages
         mbarrier.wait(pipeline.empty.index(slot), (((tile - begin) // CONFIG.value.stages) & 1) ^ 1)
@@ -181,11 +181,11 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
             low = end
             high = end
     nothing = gl.sum(in_thread(gl.full([ROWS, N], 0.0, gl.float32, LAYOUT)), 1)
-    bin = begin // bins.each
-    left = (bin + 1) * bins.each - begin
-    if FORM.value.tiles:
-        bin = begin - begin
-        left = bin + 2**30  # its one bin does not end before the list does
+    bin = begin - begin
+    left = bin + 2**30  # one bin does not end before the tiles do
+    if FORM.value.map:
+        bin = begin // bins.each
+        left = (bin + 1) * bins.each - begin
     pending = left  # of the largest weights
     if FORM.value.top:
         pending = none_pending(gl.full([ROWS, N], 0.0, gl.float32, LAYOUT), CONFIG.value.offered)
@@ -214,7 +214,9 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
         total = gl.sum(received + sums, 1)
         place = gl.convert_layout(key, total.type.layout)
         if FORM.value.halved:
-            gl.atomic_add(outputs.received + number.to(gl.int64) * keys + place, total, place < keys)
+            # without an order among others: nobody reads it before the kernel has ended, and the order's fences took
+            # a tenth of a program's time
+            gl.atomic_add(outputs.received + number.to(gl.int64) * keys + place, total, place < keys, sem="relaxed")
         elif FORM.value.tiles:
             if aside >= 0:
                 gl.store(outputs.parts + aside * (ROWS * CONFIG.value.consumers) + place - first, total)
@@ -234,13 +236,14 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
         sees = (bits_of(sees[0], CONFIG.value.rows, CONFIG.value.columns, layout), sees[1])
     scores = times_queries(k, pipeline, step, CONFIG)
     slot = step % CONFIG.value.stages
-    PARTS: gl.constexpr = 3 if FORM.value.careful else 2 if FORM.value.top else 1
+    PARTS: gl.constexpr = FORM.value.parts
     shift = pipeline.numbers.index(slot * PARTS).load(gl.SliceLayout(0, layout))
     scores = warpgroup_mma_wait(0, deps=(scores,))
     received, sums, tops, bin, left, pending = state
+    first = tile * CONFIG.value.columns
     if FORM.value.tiles:
         first = gl.load(bounds[3] + tile) * CONFIG.value.columns
-    else:
+    elif FORM.value.map:
         first = first_of_bin(bin, bins) + (bins.each - left) * CONFIG.value.columns
     exponent = exponents(scores, shift, first, sees, scales, MASKED, FORM, CONFIG)
     if FORM.value.top:
@@ -258,24 +261,27 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     if FORM.value.map:
         tops = gl.maximum(tops, gl.max(in_thread(exponent), 1))
     state = (received, sums, tops, bin, left - 1, pending)
-    if left == 1:
-        state = end_bin(state, outputs, key, bounds[0], number, bins, FORM, CONFIG)
+    if FORM.value.map:
+        if left == 1:
+            state = end_bin(state, outputs, key, bounds[0], number, bins, FORM, CONFIG)
     return state
 
 
 @gluon.jit
-def consume_either(work, careful, INDEX: gl.constexpr, FORM: gl.constexpr, CAREFUL: gl.constexpr, CONFIG: gl.constexpr):
+def consume_either(work, large, INDEX: gl.constexpr, FORM: gl.constexpr, CAREFUL: gl.constexpr, CONFIG: gl.constexpr):
     """One of two forms of a consumer, the loops of each by itself."""
-    if careful != 0:
+    if gl.load(large) != 0:
         consume(work, INDEX, CAREFUL, CONFIG)
     else:
         consume(work, INDEX, FORM, CONFIG)
 
 
 @gluon.jit
-def produce_either(load, careful, FORM: gl.constexpr, CAREFUL: gl.constexpr, CONFIG: gl.constexpr):
-    """What that form is brought."""
-    if careful != 0:
+def produce_either(load, large, FORM: gl.constexpr, CAREFUL: gl.constexpr, CONFIG: gl.constexpr):
+    """What that form is brought. Where it is the same for both, nobody waits to be told which it is."""
+    if FORM.value.parts == CAREFUL.value.parts:
+        produce(load, FORM, CONFIG)
+    elif gl.load(large) != 0:
         produce(load, CAREFUL, CONFIG)
     else:
         produce(load, FORM, CONFIG)
@@ -298,15 +304,15 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
     ROWS: gl.constexpr = CONFIG.value.rows
     STAGES: gl.constexpr = CONFIG.value.stages
     CONSUMERS: gl.constexpr = CONFIG.value.consumers
-    PARTS: gl.constexpr = 3  # of the careful form, which has the most
+    PARTS: gl.constexpr = CAREFUL.value.parts
     N: gl.constexpr = CONFIG.value.columns
-    blocks = (keys + ROWS * CONSUMERS - 1) // (ROWS * CONSUMERS)
-    bins = Bins(queries, count, each, size, FORM.value.even)
+    bins = Bins(queries, count, each, size, FORM.value.even, not FORM.value.map)
     words = bits
     aside = gl.program_id(0).to(gl.int64)
     if FORM.value.tiles:
+        which = gl.program_id(0) % side
         entry = table + 8 * (gl.program_id(0) // side)
-        head, batch = head_and_row(entry, gl.program_id(0) % side, heads)
+        head, batch = head_and_row(entry, which, heads)
         number = batch * heads + head
         first = gl.load(entry)
         begin = gl.load(entry + 3)
@@ -314,16 +320,24 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
         tiles = (begin, begin + gl.load(entry + 4), end, end)
         words = bits + gl.load(entry + 6).to(gl.int64) * (ROWS * CONSUMERS * 4)
         aside = gl.load(entry + 7).to(gl.int64)
-        aside = gl.where(aside > 0, (aside - 1) * side + gl.program_id(0) % side, -1)
+        aside = gl.where(aside > 0, (aside - 1) * side + which, -1)
     else:
-        job = gl.program_id(0)
+        place = gl.program_id(0)
         if FORM.value.halved:
-            job = job // 2
-        block, number = share(job, blocks, total, side)
-        first = block * (ROWS * CONSUMERS)  # the first keys of a causal head are seen by most: they go first
+            place = place // 2
+        block = place
+        number = gl.program_id(2)
+        if FORM.value.sided:  # the first keys of a causal head are seen by most: they go first, of several heads
+            block = gl.program_id(1)
+            number = number * side + place
+        first = block * (ROWS * CONSUMERS)
         head = number % heads
         batch = number // heads
         tiles = tiles_seen(first, ROWS * CONSUMERS, bins, skipped, upper, lower, FORM, N)
+        if FORM.value.sided:
+            if number >= total:  # the last heads may be fewer
+                first = keys
+                tiles = (tiles[0], tiles[0], tiles[0], tiles[0])
         if FORM.value.halved:
             tiles = half_of(tiles, gl.program_id(0) % 2)
 
@@ -350,50 +364,29 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
     work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, pipeline)
     load = (q_rows, shifts, (batch, head, number), tiles, bins, numbers, pipeline)
     await_others()
-    careful = gl.load(large)
     WARPS: gl.constexpr = ROWS // 16
     REGISTERS: gl.constexpr = CONFIG.value.registers
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(consume_either, (work, careful, 0, FORM, CAREFUL, CONFIG)),
-             (consume_either, (work, careful, 1, FORM, CAREFUL, CONFIG)),
-             (produce_either, (load, careful, FORM, CAREFUL, CONFIG))],
+            [(consume_either, (work, large, 0, FORM, CAREFUL, CONFIG)),
+             (consume_either, (work, large, 1, FORM, CAREFUL, CONFIG)),
+             (produce_either, (load, large, FORM, CAREFUL, CONFIG))],
             [WARPS, 1], [REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize(
-            [(consume_either, (work, careful, 0, FORM, CAREFUL, CONFIG)),
-             (consume_either, (work, careful, 1, FORM, CAREFUL, CONFIG)),
-             (consume_either, (work, careful, 2, FORM, CAREFUL, CONFIG)),
-             (produce_either, (load, careful, FORM, CAREFUL, CONFIG))],
+            [(consume_either, (work, large, 0, FORM, CAREFUL, CONFIG)),
+             (consume_either, (work, large, 1, FORM, CAREFUL, CONFIG)),
+             (consume_either, (work, large, 2, FORM, CAREFUL, CONFIG)),
+             (produce_either, (load, large, FORM, CAREFUL, CONFIG))],
             [WARPS, WARPS, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
-            [(consume_either, (work, careful, 0, FORM, CAREFUL, CONFIG)),
-             (consume_either, (work, careful, 1, FORM, CAREFUL, CONFIG)),
-             (consume_either, (work, careful, 2, FORM, CAREFUL, CONFIG)),
-             (consume_either, (work, careful, 3, FORM, CAREFUL, CONFIG)),
-             (produce_either, (load, careful, FORM, CAREFUL, CONFIG))],
+            [(consume_either, (work, large, 0, FORM, CAREFUL, CONFIG)),
+             (consume_either, (work, large, 1, FORM, CAREFUL, CONFIG)),
+             (consume_either, (work, large, 2, FORM, CAREFUL, CONFIG)),
+             (consume_either, (work, large, 3, FORM, CAREFUL, CONFIG)),
+             (produce_either, (load, large, FORM, CAREFUL, CONFIG))],
             [WARPS, WARPS, WARPS, 1], [REGISTERS, REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
-
-
-@gluon.jit(do_not_specialize=["keys", "heads", "side"], do_not_specialize_on_alignment=["received", "parts", "added"])
-def add_parts(received, parts, added, keys, heads, side, ROWS: gl.constexpr):
-    """What several programs found for one block of keys of one head, added up in the order of their tiles."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    entry = added + 8 * (gl.program_id(0) // side)
-    which = gl.program_id(0) % side
-    head, batch = head_and_row(entry, which, heads)
-    row = gl.arange(0, ROWS, layout)
-    key = gl.load(entry) + row
-    await_others()
-    others_may_begin()
-    place = received + (batch * heads + head).to(gl.int64) * keys + key
-    total = gl.load(place, key < keys, 0.0)
-    first = gl.load(entry + 3)
-    for part in range(first, first + gl.load(entry + 4)):
-        at = (part.to(gl.int64) * side + which) * ROWS + row  # type: ignore[attr-defined]  # a number of the GPU
-        total += gl.load(parts + at)
-    gl.store(place, total, key < keys)
