@@ -230,6 +230,20 @@ class Sights {
     }
   }
 
+  // One more row of truth values, whatever is not 0 is true: of each key all so far or'ed together, and 0xff where every
+  // one is true. By vectors, since not every compiler found that it may.
+  static void take_row(const char* row, int64_t apart, int64_t count, uint8_t* some, uint8_t* every) {
+    using Bytes = uint8_t __attribute__((vector_size(32)));
+    int64_t j = 0;
+    for (; apart == 1 && j + int64_t(sizeof(Bytes)) <= count; j += sizeof(Bytes)) {
+      Bytes here, any, all;
+      std::memcpy(&here, row + j, sizeof here), std::memcpy(&any, some + j, sizeof any), std::memcpy(&all, every + j, sizeof all);
+      any |= here, all &= Bytes(here != 0);
+      std::memcpy(some + j, &any, sizeof any), std::memcpy(every + j, &all, sizeof all);
+    }
+    for (; j < count; ++j) some[j] |= uint8_t(row[j * apart]), every[j] &= row[j * apart] ? 0xff : 0;
+  }
+
   // Arrays are read once, however many heads share them.
   void find_states(const MaskNode& node, Found& found, int threads) const {
     const View& array = node.array;
@@ -254,17 +268,11 @@ class Sights {
         const int64_t i0 = rows ? p * strip_ : 0, i1 = rows ? std::min(i0 + strip_, call_.queries) : 1;
         uint8_t* out = found.states.data() + task * found.steps;
         // row by row, as they lie in memory: what is known of each key so far is the cache's
-        std::vector<uint8_t> some(count, 0), every(count, 1);
-        for (int64_t i = i0; i < i1; ++i) {
-          const char* const row = base + i * array.row;
-          if (array.col == 1)
-            for (int64_t j = 0; j < count; ++j) some[j] |= row[j] != 0, every[j] &= row[j] != 0;
-          else
-            for (int64_t j = 0; j < count; ++j) some[j] |= row[j * array.col] != 0, every[j] &= row[j * array.col] != 0;
-        }
+        std::vector<uint8_t> some(count, 0), every(count, 0xff);
+        for (int64_t i = i0; i < i1; ++i) take_row(base + i * array.row, array.col, count, some.data(), every.data());
         for (int64_t j0 = 0; j0 < count; j0 += kMaskStep) {
           const int64_t j1 = std::min(j0 + kMaskStep, count);
-          uint8_t any = 0, all = 1;
+          uint8_t any = 0, all = 0xff;
           for (int64_t j = j0; j < j1; ++j) any |= some[j], all &= every[j];
           *out++ = all ? kAll : any ? kSome : kNone;
         }
