@@ -154,7 +154,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
   for (int64_t place = 0; place < many && !packed.tiles.used; ++place)
     pack_rows<T>(call.q, b, h, queries.first(begin + place), queries.length(begin + place), call.features, panel,
                  work.scratch.data(), work.q.data() + place * panel * call.features);
-  const auto multiply = [&](int64_t place, int64_t j0, int64_t j1, T* s, int vecs) {
+  const auto multiply = [&](int64_t place, int64_t j0, int64_t j1, T* s, int vecs, int64_t after) {
     if constexpr (sizeof(T) == 4)
       if (const TilePacked& tiles = packed.tiles; tiles.used)
         return score_tiles(tiles.keys(packed.at(j0)), rounded(j1 - j0, kTileRows) / kTileRows,
@@ -163,7 +163,8 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
       return rows_product<T>(lie.at + j0 * lie.stride, j1 - j0, work.q.data() + place * panel * call.features, call.features,
                              lie.stride, s, vecs);
     product<T, false>(packed.k.data() + packed.at(j0) * call.features, rounded(j1 - j0, kRows) / kRows,
-                      work.q.data() + place * panel * call.features, call.features, call.features * kRows, s, vecs);
+                      work.q.data() + place * panel * call.features, call.features, call.features * kRows, s, vecs,
+                      after < 0 ? nullptr : packed.k.data() + packed.at(after) * call.features);
   };
   std::fill_n(work.values.begin(), many * depth, T(0));
   for (auto& rows : work.rows) rows = Rows<T>();
@@ -206,19 +207,27 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
           continue;
         }
         scorer.remember = odd || spoiled;
-        // what is seen of the tile is scored part after part, side by side, and then weighed together
+        // what is seen of the tile is scored part after part, side by side, and then weighed together; what part comes next is
+        // known before, so that its keys can be asked for
         int64_t count = 0;
         work.scored.clear();
         Stretches& seen = work.seen[place];
+        const size_t mark = seen.mark();
         for (int64_t here = tile; here < end; here += kTile) {
           if (!packed.holds(here)) continue;
           seen.each(here, std::min(here + kTile, end), [&](int64_t start, int64_t j1) {
             const int64_t j0 = start / packed.grain() * packed.grain();
-            multiply(place, j0, j1, s + count * panel, vecs);
-            scorer.scored(i0, i1, j0, j1, seen, s + count * panel, count);
-            work.scored.push_back({j0, j1, count, scorer.mixed});
+            work.scored.push_back({j0, j1, count, false});
             count += j1 - j0;
           });
+        }
+        seen.back(mark);
+        for (size_t n = 0; n < work.scored.size(); ++n) {
+          auto& [j0, j1, at, mixed] = work.scored[n];
+          multiply(place, j0, j1, s + at * panel, vecs, n + 1 < work.scored.size() ? work.scored[n + 1].first : -1);
+          seen.on_to(j0);
+          scorer.scored(i0, i1, j0, j1, seen, s + at * panel, at);
+          mixed = scorer.mixed;
         }
         if (!count) continue;
         if (look == 0) {

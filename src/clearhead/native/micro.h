@@ -9,23 +9,30 @@ namespace clearhead {
 namespace CLEARHEAD_ISA {
 
 // `vecs` are those of the panel's vectors that hold queries; `a(i, d)` is A's number in row i. Each sum has a number of its own, `n`:
-// of an array that loops go over, GCC keeps a copy in memory, written before the products and after them.
-template <class T, bool add, int vecs, class A, int... n>
-CLEARHEAD_INLINE void micro_in(A a, const T* __restrict b, int64_t depth, T* __restrict c, std::integer_sequence<int, n...>) {
+// of an array that loops go over, GCC keeps a copy in memory, written before the products and after them. With `ask`, what comes
+// after this A, packed as it is, is asked for meanwhile.
+template <class T, bool add, int vecs, bool ask, class A, int... n>
+CLEARHEAD_INLINE void micro_in(A a, const T* __restrict b, int64_t depth, T* __restrict c, const T* after,
+                               std::integer_sequence<int, n...>) {
   constexpr int lanes = kLanes<T>, panel = kPanel<T>;
   Vec<T> acc[] = {(add ? load<T>(c + n / vecs * panel + n % vecs * lanes) : Vec<T>{})...};
-  for (int64_t d = 0; d < depth; ++d, b += panel) ((acc[n] += a(n / vecs, d) * load<T>(b + n % vecs * lanes)), ...);
+  for (int64_t d = 0; d < depth; ++d, b += panel) {
+    if constexpr (ask) __builtin_prefetch(after + d * kRows);
+    ((acc[n] += a(n / vecs, d) * load<T>(b + n % vecs * lanes)), ...);
+  }
   (store<T>(c + n / vecs * panel + n % vecs * lanes, acc[n]), ...);
 }
 
-template <class T, bool add, int vecs, class A>
-CLEARHEAD_INLINE void micro_of(A a, const T* __restrict b, int64_t depth, T* __restrict c) {
-  micro_in<T, add, vecs>(a, b, depth, c, std::make_integer_sequence<int, kRows * vecs>());
+template <class T, bool add, int vecs, bool ask = false, class A>
+CLEARHEAD_INLINE void micro_of(A a, const T* __restrict b, int64_t depth, T* __restrict c, const T* after = nullptr) {
+  micro_in<T, add, vecs, ask>(a, b, depth, c, after, std::make_integer_sequence<int, kRows * vecs>());
 }
 
 template <class T, bool add, int vecs = kVecs>
-inline void micro(const T* __restrict a, const T* __restrict b, int64_t depth, T* __restrict c) {
-  micro_of<T, add, vecs>([a](int i, int64_t d) CLEARHEAD_LAMBDA { return a[d * kRows + i]; }, b, depth, c);
+inline void micro(const T* __restrict a, const T* __restrict b, int64_t depth, T* __restrict c, const T* after) {
+  const auto number = [a](int i, int64_t d) CLEARHEAD_LAMBDA { return a[d * kRows + i]; };
+  if (after) micro_of<T, add, vecs, true>(number, b, depth, c, after);
+  else micro_of<T, add, vecs>(number, b, depth, c);
 }
 
 #if defined(CLEARHEAD_NEON)
@@ -66,11 +73,11 @@ static_assert(kRows == 8 && kPanel<float> == 12 && kPanel<double> == 6);
 
 // The first step of a fresh sum is a product: zeros would take as long as a step does.
 #define CLEARHEAD_MICROS(T, step)                                                                           \
-  template <> inline void micro<T, false>(const T* __restrict a, const T* __restrict b, int64_t depth, T* __restrict c) { \
+  template <> inline void micro<T, false>(const T* __restrict a, const T* __restrict b, int64_t depth, T* __restrict c, const T*) { \
     if (depth-- == 0) return void(std::memset(c, 0, kRows * kPanel<T> * sizeof(T)));                        \
     CLEARHEAD_MICRO(step("fmul"), step("fmla"));                                                            \
   }                                                                                                         \
-  template <> inline void micro<T, true>(const T* __restrict a, const T* __restrict b, int64_t depth, T* __restrict c) { \
+  template <> inline void micro<T, true>(const T* __restrict a, const T* __restrict b, int64_t depth, T* __restrict c, const T*) { \
     CLEARHEAD_MICRO(CLEARHEAD_EACH_PAIR(CLEARHEAD_LOAD), step("fmla"));                                     \
   }
 CLEARHEAD_MICROS(float, CLEARHEAD_FLOATS)
@@ -80,19 +87,22 @@ constexpr bool kNamedRegisters = true;
 constexpr bool kNamedRegisters = false;
 #endif
 
-// Many blocks of rows against one panel: A is packed block after block, C likewise.
+// Many blocks of rows against one panel: A is packed block after block, C likewise. `after` is the A that the next product is of,
+// where it lies elsewhere and may not be in the cache.
 template <class T, bool add, int vecs>
-inline void product_of(const T* a, int64_t blocks, const T* b, int64_t depth, int64_t stride, T* c) {
-  for (int64_t i = 0; i < blocks; ++i) micro<T, add, vecs>(a + i * stride, b, depth, c + i * kRows * kPanel<T>);
+inline void product_of(const T* a, int64_t blocks, const T* b, int64_t depth, int64_t stride, T* c, const T* after) {
+  for (int64_t i = 1; i <= blocks; ++i, a += stride, c += kRows * kPanel<T>)
+    micro<T, add, vecs>(a, b, depth, c, after && i < blocks ? a + stride : after);
 }
 
 // The same for a panel of which the first vectors alone are wanted.
 template <class T, bool add>
-inline void product(const T* a, int64_t blocks, const T* b, int64_t depth, int64_t stride, T* c, int vecs = kVecs) {
+inline void product(const T* a, int64_t blocks, const T* b, int64_t depth, int64_t stride, T* c, int vecs = kVecs,
+                    const T* after = nullptr) {
   static_assert(kVecs == 2 || kVecs == 3);
-  if (vecs == kVecs) return product_of<T, add, kVecs>(a, blocks, b, depth, stride, c);
-  if (vecs == 1) return product_of<T, add, 1>(a, blocks, b, depth, stride, c);
-  product_of<T, add, 2>(a, blocks, b, depth, stride, c);
+  if (vecs == kVecs) return product_of<T, add, kVecs>(a, blocks, b, depth, stride, c, after);
+  if (vecs == 1) return product_of<T, add, 1>(a, blocks, b, depth, stride, c, after);
+  product_of<T, add, 2>(a, blocks, b, depth, stride, c, after);
 }
 
 // Rows of A, `depth` of them, and how they lie: from one to the next, and from one block of kRows columns to the next.
@@ -104,10 +114,17 @@ CLEARHEAD_INLINE void strips_in(const Strip<T>* strip, const Strip<T>* last, Lai
                                 T* __restrict c, std::integer_sequence<int, n...>) {
   constexpr int lanes = kLanes<T>, panel = kPanel<T>;
   Vec<T> acc[] = {load<T>(c + n / vecs * panel + n % vecs * lanes)...};
-  for (; strip < last; ++strip) {
+  for (const Strip<T>* const first = strip; strip < last; ++strip) {
     const T* __restrict a = strip->at + block * lain.block;
-    for (int64_t d = strip->depth; d > 0; --d, a += lain.row, b += panel)
+    // strips lie anywhere, and a cache that reads on finds them too late: the next one is asked for, from its first row on
+    const bool more = strip + 1 < last;
+    const Strip<T>& next = more ? strip[1] : *first;
+    const T *after = next.at + (block + !more) * lain.block, *const end = after + next.depth * lain.row;
+    for (int64_t d = strip->depth; d > 0; --d, a += lain.row, b += panel) {
+      __builtin_prefetch(after);
+      after = after < end ? after + lain.row : after;
       ((acc[n] += a[n / vecs] * load<T>(b + n % vecs * lanes)), ...);
+    }
   }
   (store<T>(c + n / vecs * panel + n % vecs * lanes, acc[n]), ...);
 }

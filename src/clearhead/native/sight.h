@@ -37,7 +37,7 @@ class Stretches {
 
   // use(j0, j1) for the parts of [low, high) of which something is seen; to be asked in ascending order.
   template <class Use> void each(int64_t low, int64_t high, Use use) {
-    while (cursor_ < all_.size() && all_[cursor_].end <= low) ++cursor_;
+    on_to(low);
     int64_t from = low, start = -1, stop = 0;
     for (size_t n = cursor_; n < all_.size() && from < high; ++n) {
       const int64_t end = std::min(all_[n].end, high);
@@ -51,6 +51,12 @@ class Stretches {
     if (start >= 0) use(start, stop);
   }
   void again() { cursor_ = 0; }
+  // Where one is, and back to there.
+  size_t mark() const { return cursor_; }
+  void back(size_t mark) { cursor_ = mark; }
+  void on_to(int64_t low) {
+    while (cursor_ < all_.size() && all_[cursor_].end <= low) ++cursor_;
+  }
 
   // The first key from `low` on of which something is seen; all keys where there is none.
   int64_t next(int64_t low) const {
