@@ -237,7 +237,7 @@ class Sights {
   }
 
   // One more row of truth values, whatever is not 0 is true: of each key all so far or'ed together, and 0xff where every
-  // one is true. By vectors, since not every compiler found that it may.
+  // one is true. By vectors, so that it does not depend on what a compiler finds.
   static void take_row(const char* row, int64_t apart, int64_t count, uint8_t* some, uint8_t* every) {
     using Bytes = uint8_t __attribute__((vector_size(32)));
     int64_t j = 0;
