@@ -25,7 +25,7 @@ class Stretches {
     else all_.push_back({end, verdict});
   }
 
-  // What holds of keys [j0, j1), which lie behind what `each` was asked for last.
+  // What holds of keys [j0, j1), which lie where `each` or `on_to` was asked for last, or behind it.
   Verdict over(int64_t j0, int64_t j1) const {
     size_t n = cursor_;
     while (all_[n].end <= j0) ++n;
@@ -51,7 +51,7 @@ class Stretches {
     if (start >= 0) use(start, stop);
   }
   void again() { cursor_ = 0; }
-  // Where one is, and back to there.
+  // Where one is, back to there, and on to what holds from `low` on.
   size_t mark() const { return cursor_; }
   void back(size_t mark) { cursor_ = mark; }
   void on_to(int64_t low) {

@@ -162,10 +162,11 @@ def largest_by_group(scores, FORM: gl.constexpr):
 def half_of_sixteen() -> tuple[str, str]:
     """Assembly and constraints for the eighth largest of 16 numbers of two rows, of which four threads have four each.
 
-    By rounds, each of which takes away the largest, it was a third of what a block ends with, and code that runs once a
-    block is waited for. Here each thread sorts its own, two threads part theirs into the four larger and the four
-    smaller ones, and of two such eights, sorted, the eighth largest is the least of the larger ones of A's first and
-    B's last, A's second and B's last but one, and so on. What is given is still to be taken the least of by threads.
+    By rounds, each of which takes away the largest, it was two fifths of the code that a block ends with, and code that
+    runs once a block is waited for. Here each thread sorts its own, two threads part theirs into the four larger and
+    the four smaller ones, and of two such eights, sorted, the eighth largest is the least of the larger ones of A's
+    first and B's last, A's second and B's last but one, and so on. What is given is still to be taken the least of by
+    threads.
     The operands are eight results and eight numbers: two of a row, two of the row eight on, and the same once more.
     """
     lines = ["{", ".reg .pred odd;", ".reg .b32 lane;", ".reg .f32 x<4>, y<4>, z;"]
