@@ -16,6 +16,7 @@ import clearhead as ch
 
 Sizes = dict[str, dict[str, int]]
 T, S, D, DV = 13, 11, 3, 2  # more queries than are taken for a step of decoding
+APART = 1501  # keys that nobody sees, more than two tiles of them
 LONG = 4096  # from here on queries go unmasked, and nothing is taken twice
 SHARING, D_SHARED = 3, 37  # heads that share their keys, few of them; a whole tile of features and some more
 WIDEST = 512
@@ -28,6 +29,13 @@ def masks(axis: str, n: int) -> dict[str, dict[str, Any]]:
             "causal": {"options": _mask(ch.causal(align="start"))},
             "window": {"options": _mask(ch.window(n // 3, 2))},
         }
+    if axis == "seen keys":
+        two = ch.documents(_hidden(n).astype(int), np.zeros(T, int))
+        return {
+            "in two pieces": {"options": _mask(two)},
+            "in two pieces, causal": {"options": _mask(two & ch.causal())},
+            "NaN between": {"options": _mask(two), "prepare": _nan_between},
+        }
     found = {"causal": {"options": _mask(ch.causal())}}
     if n > 5:
         # the lowest key that each query sees lies inside a tile, and not at the start of a block
@@ -38,6 +46,17 @@ def masks(axis: str, n: int) -> dict[str, dict[str, Any]]:
 
 def _mask(mask: Any) -> Any:
     return lambda rng: {"mask": mask}
+
+
+def _hidden(n: int) -> np.ndarray:
+    """Which of n + APART keys nobody sees: those in the middle, between two pieces of n in all."""
+    place = np.arange(n + APART) - n // 2
+    return (place >= 0) & (place < APART)
+
+
+def _nan_between(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    hidden = _hidden(k.shape[-2] - APART)
+    k[..., hidden, :], v[..., hidden, :] = np.nan, np.nan
 
 
 def _padding(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
@@ -57,6 +76,8 @@ def shapes(axis: str, n: int, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     if axis.startswith("shared"):  # by few heads, for which the pieces of keys are the largest
         features, keys = (n, n + S) if axis.endswith("features") else (D_SHARED, n)
         return {"q": (SHARING, 1, features), "k": (1, keys, features), "v": (1, keys, features)}
+    if axis == "seen keys":
+        return {"q": (1, T, D), "k": (1, n + APART, D), "v": (1, n + APART, DV)}
     # several heads of one query each: two numbers alone say little of how far off the formula itself is
     heads, queries = (T, 1) if axis.startswith("decoded") else (1, T)
     if axis.endswith("features"):
@@ -71,8 +92,9 @@ def cases(sizes: Sizes, dtypes: Iterable[str] = ("float32",)) -> list[Case]:
     for axis, named in sizes.items():
         counts = {n for size in named.values() for n in _around(axis, size)}
         for n in sorted(counts):
-            laid = {"unmasked": {}}
-            if axis == "keys" or (n <= LONG and axis in ("queries", "decoded keys", "decoded heads", "shared keys")):
+            laid: dict[str, dict[str, Any]] = {} if axis == "seen keys" else {"unmasked": {}}
+            short = n <= LONG and axis in ("queries", "decoded keys", "decoded heads", "shared keys")
+            if axis in ("keys", "seen keys") or short:
                 laid |= masks(axis, n if axis != "decoded heads" else sizes["decoded keys"]["piece"])
             for what, options in laid.items():
                 for dtype in dtypes:

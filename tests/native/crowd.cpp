@@ -81,9 +81,10 @@ struct Groups {
     }
   };
 
-  void go() {
+  void go(bool alike) {
     const clearhead::Call call;
-    clearhead::parallel_groups(call, count, steps, tasks, int(rooms.size()), [&](int n) { return Worker{*this, rooms[n]}; });
+    clearhead::parallel_groups(call, count, steps, tasks, alike, int(rooms.size()),
+                               [&](int n) { return Worker{*this, rooms[n]}; });
     for (int times : ended)
       if (times != 1) std::abort();
   }
@@ -92,7 +93,7 @@ struct Groups {
 void calls(int count, int threads) {
   for (int n = 0; n < count; ++n) {
     tasks_of(n % 37, threads);
-    Groups(1 + n % 9, 1 + n % 3, 1 + n % 5, threads).go();
+    Groups(1 + n % 9, 1 + n % 3, 1 + n % 5, threads).go(n % 2);
     Sum sum(threads, n % 2);
     clearhead::together(threads, 0, Sum::enter, &sum);
     if (sum.total != 199 * 200 / 2 || sum.seen < 1 || sum.seen > threads) std::abort();

@@ -29,7 +29,7 @@ template <class T> struct Workspace {
   void begin(const Call& call, int64_t panels) {
     constexpr int panel = kPanel<T>;
     q.resize(panels * panel * call.features);
-    s.resize((kTile + kDepth) * panel);
+    s.resize((kReach + kDepth) * panel);
     values.resize(panels * panel * rounded(call.width, kDepth));
     scratch.resize(std::max(panel, kRows) * std::max(call.features, call.width));
     rows.resize(panels);
@@ -189,7 +189,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
       for (auto seen = sights_of; seen < last; ++seen) next = std::min(next, seen->next(tile));
       if (next == call.keys) break;
       tile = next / kTile * kTile;
-      for (auto seen = sights_of; seen < last && !observer; ++seen) reach = std::min(reach, seen->reach(tile, kTile - kMaskStep));
+      for (auto seen = sights_of; seen < last && !observer; ++seen) reach = std::min(reach, seen->reach(tile, kReach));
       end = std::min(observer ? tile + kTile : std::max(tile + kTile, reach / kTile * kTile), call.keys);
       if (reach == call.keys && !observer) end = call.keys;
       const bool odd = packed.any_odd(tile, end);
@@ -232,6 +232,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
         if (!count) continue;
         if (look == 0) {
           T* values = work.values.data() + place * depth;
+          if (seen.next(end) == call.keys) ask_rows(call.out, b, h, i0, i1, call.width);
           rows.exponentiate(s, count, scorer.units.factor, entropy, values, call.width, vecs);
           if (stashed) work.stash.keep(place, tile, count, work.scored, rows.largest);
           if (!packed.tiled_values() && !scorer.remember) {

@@ -25,9 +25,9 @@ template <class T> struct Heads {
   const bool watched = call.wanted.second_look();
   const Sought sought{call};
   const Panels& queries = plan->queries;
-  const std::vector<Range>& blocks = plan->blocks;  // panels of queries
-  const int64_t parts;                              // of a head's queries, each with keys and values packed for itself
-  const std::vector<Range> steps;                   // keys that are packed together
+  const std::vector<Range>& blocks = plan->blocks.panels;
+  const int64_t parts;             // of a head's queries, each with keys and values packed for itself
+  const std::vector<Range> steps;  // keys that are packed together
   const int64_t count = call.batch * call.key_heads * parts, tasks = int64_t(blocks.size()) * call.group() / parts;
   int64_t most = 1;  // panels that go together
   std::vector<Packed<T>*> packed = std::vector<Packed<T>*>(count);
@@ -59,7 +59,7 @@ template <class T> struct HeadWorker {
   int64_t head_of(int64_t n) const { return n / all.parts % all.call.key_heads; }
 
   void begin(int64_t n) {
-    own.resize(all.call, batch_of(n), head_of(n), all.plan->readers * all.call.group() / all.parts);
+    own.resize(all.call, batch_of(n), head_of(n), all.plan->blocks.readers * all.call.group() / all.parts);
     all.packed[n] = &own;
     if (all.watched) all.observers[n].resize(all.tasks);
   }
@@ -110,7 +110,7 @@ template <class T> void forward_as(const Call& call, int threads) {
   std::vector<Room<T>> rooms = std::move(kept_rooms);
   if (int64_t(rooms.size()) < workers) rooms.resize(workers);
   Room<T>* const room = rooms.data();
-  parallel_groups(call, heads.count, int64_t(heads.steps.size()), heads.tasks, int(workers),
+  parallel_groups(call, heads.count, int64_t(heads.steps.size()), heads.tasks, heads.plan->blocks.alike, int(workers),
                   [&](int64_t worker) { return HeadWorker<T>(heads, room[worker]); });
   if (heads.count) {
     const int64_t each = room[0].work.bytes() + (heads.watched ? room[0].work.stash.bytes() : 0);
@@ -268,6 +268,8 @@ template <class T> std::vector<Size> sizes_as() {
           {"keys", "tile", kTile},
           {"keys", "splits", kSplitHeads * kBackTile},
           {"keys", "pack_step", kPackStep},
+          {"seen keys", "reach", kReach - kMaskStep},
+          {"seen keys", "tile", kTile},
           {"queries", "few_queries", kFewQueries<T>},
           {"queries", "lanes", lanes},
           {"queries", "panel", panel},

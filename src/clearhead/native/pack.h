@@ -174,6 +174,12 @@ inline void pack_columns(const View& view, int64_t b, int64_t h, int64_t first, 
   }
 }
 
+// Rows that are written to soon are asked for, where their numbers lie side by side: nobody then waits for what they held.
+inline void ask_rows(const View& view, int64_t b, int64_t h, int64_t first, int64_t last, int64_t columns) {
+  for (int64_t r = first; r < last && view.col > 0 && view.col <= int64_t(sizeof(double)); ++r)
+    for (int64_t at = 0; at < columns * view.col; at += 64) __builtin_prefetch(view.at(b, h) + r * view.row + at, 1, 2);
+}
+
 // A packed panel back into rows: out[row][column] = in[column][row] · factor[row], for `count` rows.
 template <class T>
 inline void unpack_rows(const T* panel, int width, int64_t count, int64_t columns, const T* factor, T* scratch,

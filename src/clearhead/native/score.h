@@ -11,6 +11,7 @@ namespace CLEARHEAD_ISA {
 constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
 // keys in a tile, whole blocks of them: its scores stay in the first cache, its keys and values in the second
 constexpr int64_t kTile = 512 / kRows * kRows;
+constexpr int64_t kReach = kTile + 5 * kMaskStep;  // keys of several tiles, of each a few, that are weighed together
 constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
 constexpr int64_t kFewPanels = 4;   // whose queries read a key, for which packing it takes longer than it saves, where it can lie
 // keys are packed by blocks of kRows: what starts anywhere else reads other keys than it means
@@ -164,7 +165,7 @@ template <class T> class Scorer {
     mixed = seen.over(j0, j1) != kAll || (remember && i1 - i0 < panel);
     if (!units.raw) shape(i0, i1, j0, j1, s);
     if (!mixed) return;
-    if (allowed_.empty()) allowed_.resize(kTile * panel);  // not before: most calls have no mask
+    if (allowed_.empty()) allowed_.resize(kReach * panel);  // not before: most calls have no mask
     hide(i0, i1, j0, j1, seen, s, allowed_.data() + place * panel);
   }
 

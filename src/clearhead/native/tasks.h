@@ -17,6 +17,7 @@ constexpr int64_t kChunk = 96;              // queries that one observer watches
 constexpr int64_t kKeptStretches = 1 << 16; // of keys that panels see, that are kept for all heads and for the next call
 constexpr int64_t kMostChunks = 32;         // observers of a head: each keeps a number for each key
 constexpr double kFeeding = 0.4;            // vectors whose products take as long as reading what a panel is multiplied with
+constexpr double kAlike = 1.25;             // times as many keys as another task sees, that one may see and be much the same work
 constexpr double kWorthwhile = 0.85;        // of a call's time, that narrower panels have to save
 
 struct Range { int64_t first, last; };
@@ -56,26 +57,32 @@ template <class T> int64_t panel_length(const Call& call, int threads) {
 // Panels of queries that one observer watches, at least.
 template <class T> constexpr int64_t kChunkPanels = std::max<int64_t>(kChunk / kPanel<T>, 1);
 
+// Tasks, each some panels of queries; how many queries see a key, on average, where that was counted; and whether most tasks see
+// about as many keys, so that those that come one after the other are neighbours.
+struct Blocks {
+  std::vector<Range> panels;
+  int64_t readers;
+  bool alike = false;
+};
+
 // The panels of a head's queries in tasks, in the order in which they are taken: those that see most keys first. A call of few
 // panels has a task for each, so that many threads have something to do; longer ones have tasks that share what is in the
-// cache, as long as they see no more than others do. Of those taken last some are cut small, so that threads end together. An
+// cache, as long as they see no more than others do. Those taken last are cut small, so that threads end together. An
 // observer needs chunks that depend on the call only, in the order of queries. What panels see is kept in `seen`, where all batch
-// rows and heads see alike; `readers` is how many queries see a key, on average, where that was counted.
+// rows and heads see alike.
 template <class T>
-std::vector<Range> query_blocks(const Call& call, const Sights& sights, const Panels& queries, std::vector<Stretches>& seen,
-                                int64_t& readers, int threads) {
-  readers = call.queries;
+Blocks query_blocks(const Call& call, const Sights& sights, const Panels& queries, std::vector<Stretches>& seen, int threads) {
   const int64_t panels = queries.count(), all = (panels + kPanels - 1) / kPanels;
   if (call.wanted.second_look()) {
     const int64_t least = (panels + kMostChunks - 1) / kMostChunks;
-    return cut(panels, std::max(kChunkPanels<T>, least > kPanels ? rounded(least, kPanels) : least));
+    return {cut(panels, std::max(kChunkPanels<T>, least > kPanels ? rounded(least, kPanels) : least)), call.queries};
   }
   const int64_t some = std::clamp<int64_t>(call.batch * call.heads * panels / kManyTasks, 1, kPanels);
   std::vector<Range> blocks = cut(std::min(panels, some), std::min(some, kSmallPanels));
   if (some == 1 || call.mask.empty()) {
     for (int64_t first = some; first < panels; first += some) blocks.push_back({first, std::min(first + some, panels)});
     std::reverse(blocks.begin(), blocks.end());
-    return blocks;
+    return {std::move(blocks), call.queries};
   }
   std::vector<int64_t> before(panels + 1);  // keys that the panels before it see, in the first batch row and head
   std::vector<int64_t> parts(panels);       // in how many stretches a panel sees them
@@ -92,21 +99,23 @@ std::vector<Range> query_blocks(const Call& call, const Sights& sights, const Pa
   if (std::accumulate(parts.begin(), parts.end(), int64_t(0)) > kKeptStretches) std::vector<Stretches>().swap(seen);
   int64_t pairs = 0;
   for (int64_t n = 0; n < panels; ++n) pairs += before[n + 1] * queries.length(n), before[n + 1] += before[n];
-  readers = (pairs + call.keys - 1) / std::max<int64_t>(call.keys, 1);
   const int64_t most = before[panels] * some / panels * 3 / 2;  // what a task of average length sees, and half as much again
   blocks.clear();
   for (int64_t first = 0, last; first < panels; first = last) {
     for (last = first + 1; last < std::min(first + some, panels) && before[last + 1] - before[first] <= most;) ++last;
     blocks.push_back({first, last});
   }
-  const auto longer = [&](const Range& x, const Range& y) { return before[x.last] - before[x.first] > before[y.last] - before[y.first]; };
-  std::stable_sort(blocks.begin(), blocks.end(), longer);
-  std::vector<Range> ends;  // the last of them, cut small
-  for (int64_t first = blocks.back().first; first < blocks.back().last; first += kSmallPanels)
-    ends.push_back({first, std::min(first + kSmallPanels, blocks.back().last)});
-  blocks.pop_back();
-  blocks.insert(blocks.end(), ends.begin(), ends.end());
-  return blocks;
+  const auto sees = [&](const Range& block) { return before[block.last] - before[block.first]; };
+  std::stable_sort(blocks.begin(), blocks.end(), [&](const Range& x, const Range& y) { return sees(x) > sees(y); });
+  const size_t quarter = blocks.size() / 4;
+  const bool alike = sees(blocks[quarter]) <= kAlike * double(sees(blocks[blocks.size() - 1 - quarter]));
+  std::vector<Range> small;  // those taken last
+  for (size_t n = blocks.size() / 2; n < blocks.size(); ++n)
+    for (const Range& part : cut(blocks[n].last - blocks[n].first, kSmallPanels))
+      small.push_back({blocks[n].first + part.first, blocks[n].first + part.last});
+  blocks.resize(blocks.size() / 2);
+  blocks.insert(blocks.end(), small.begin(), small.end());
+  return {std::move(blocks), (pairs + call.keys - 1) / std::max<int64_t>(call.keys, 1), alike};
 }
 
 // Where there are fewer heads than threads and few keys, each thread packs them for itself: what another core has just written
@@ -125,13 +134,12 @@ template <class T> struct Plan {
   const int64_t length;  // of a panel, at most
   const Panels queries;
   std::vector<Stretches> seen;  // by each panel of queries, whatever the batch row and head; empty where that is not known
-  int64_t readers;  // queries that see a key, on average
-  const std::vector<Range> blocks;
+  const Blocks blocks;
 
   Plan(const Call& call, int threads)
       : sights(call, kLanes<T>, threads), length(panel_length<T>(call, threads)),
         queries(call.queries, length, Borders(call, sights, kLanes<T>).of_queries(), kLanes<T>),
-        blocks(query_blocks<T>(call, sights, queries, seen, readers, threads)) {}
+        blocks(query_blocks<T>(call, sights, queries, seen, threads)) {}
 
   int64_t bytes() const {
     int64_t all = 0;

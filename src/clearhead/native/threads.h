@@ -47,33 +47,39 @@ template <class Work> void spread(const Call& call, int threads, std::atomic<boo
 // read then may still be in its cache. Whoever has done all of its own takes from the others'.
 class Runs {
  public:
-  Runs(int64_t tasks, int threads) : tasks_(tasks), runs_(threads) {
-    for (int64_t n = 0; n < threads; ++n) runs_[n].next = start(n);
+  using Next = std::atomic<int64_t>;
+
+  // `next` has room for a number for each run, `apart` from one to the next.
+  Runs(int64_t tasks, int64_t runs, Next* next, int64_t apart) : tasks_(tasks), runs_(runs), next_(next), apart_(apart) {
+    for (int64_t n = 0; n < runs; ++n) next[n * apart].store(start(n), std::memory_order_relaxed);
   }
 
   // The next task for the thread of a number; −1 when there is none. `passed` counts the runs that it found done, 0 at first.
-  int64_t take(int number, int64_t& passed) {
-    for (const int64_t many = int64_t(runs_.size()); passed < many; ++passed) {
-      const int64_t run = (number + passed) % many, end = start(run + 1);
-      if (runs_[run].next.load(std::memory_order_relaxed) >= end) continue;
-      if (const int64_t task = runs_[run].next.fetch_add(1); task < end) return task;
+  int64_t take(int64_t number, int64_t& passed) {
+    for (; passed < runs_; ++passed) {
+      const int64_t run = (number + passed) % runs_, end = start(run + 1);
+      Next& next = next_[run * apart_];
+      if (next.load(std::memory_order_relaxed) >= end) continue;
+      if (const int64_t task = next.fetch_add(1); task < end) return task;
     }
     return -1;
   }
 
  private:
-  struct alignas(64) Run { std::atomic<int64_t> next{0}; };
-  int64_t start(int64_t run) const { return run * tasks_ / int64_t(runs_.size()); }
+  int64_t start(int64_t run) const { return run * tasks_ / runs_; }
 
-  const int64_t tasks_;
-  std::vector<Run> runs_;
+  int64_t tasks_, runs_;
+  Next* next_;
+  int64_t apart_;
 };
 
 // Tasks one by one; `make(number)` gives a thread what runs one, with a workspace of its own.
 template <class Make> void parallel(const Call& call, int64_t tasks, int threads, Make make) {
   if (!tasks) return;
   threads = int(std::clamp<int64_t>(threads, 1, tasks));
-  Runs runs(tasks, threads);
+  constexpr int64_t line = 64 / sizeof(Runs::Next);
+  std::vector<Runs::Next> room(threads * line);
+  Runs runs(tasks, threads, room.data(), line);
   std::atomic<bool> failed{false};
   spread(call, threads, failed, [&](int number) {
     int64_t passed = 0, task = runs.take(number, passed);
@@ -88,12 +94,21 @@ template <class Make> void parallel(const Call& call, int64_t tasks, int threads
 
 // Groups of tasks, each with steps that prepare it and must all have ended before its tasks begin. A thread begins at groups of
 // its own, as with tasks, stays with a group that it began, and when none is left to begin helps with the others: those that
-// come first after its own. `make(number)` gives a thread's worker, which has begin(group), prepare(group, step),
-// run(group, task) and end(group), the last by whoever ends the group's last task.
+// come first after its own. Where threads share groups, each has a run of a group's steps and of its tasks, if tasks are `alike`:
+// what comes one after the other reads much the same. `make(number)` gives a thread's worker, which has begin(group),
+// prepare(group, step), run(group, task) and end(group), the last by whoever ends the group's last task.
 template <class Make>
-void parallel_groups(const Call& call, int64_t groups, int64_t steps, int64_t tasks, int threads, Make make) {
-  struct alignas(64) Progress { std::atomic<int64_t> taken{0}, begun{0}, step{0}, prepared{0}, task{0}, ended{0}; };
+void parallel_groups(const Call& call, int64_t groups, int64_t steps, int64_t tasks, bool alike, int threads, Make make) {
+  const int64_t shared = alike && groups ? (threads + groups - 1) / groups : 1;
+  struct alignas(64) Progress { std::atomic<int64_t> taken{0}, begun{0}, prepared{0}, given{0}, ended{0}; };
   std::vector<Progress> progress(groups);
+  std::vector<Runs::Next> room(2 * groups * shared);
+  std::vector<Runs> to_prepare, to_run;
+  to_prepare.reserve(groups), to_run.reserve(groups);
+  for (int64_t n = 0; n < groups; ++n) {
+    to_prepare.emplace_back(steps, shared, room.data() + 2 * n * shared, 1);
+    to_run.emplace_back(tasks, shared, room.data() + (2 * n + 1) * shared, 1);
+  }
   // groups that nobody has begun, and those of which not all tasks are taken: who finds none need not look at each
   struct alignas(64) Left { std::atomic<int64_t> count; } fresh{{groups}}, open{{tasks > 0 ? groups : 0}};
   std::atomic<bool> failed{false};
@@ -106,12 +121,14 @@ void parallel_groups(const Call& call, int64_t groups, int64_t steps, int64_t ta
     const int64_t own = number * groups / threads;
     const auto work = [&](int64_t group) {
       Progress& here = progress[group];
-      if (here.task >= tasks || !wait(here.begun, 1)) return;
-      for (int64_t step; (step = here.step.fetch_add(1)) < steps; ++here.prepared) worker.prepare(group, step);
+      if (here.given >= tasks || !wait(here.begun, 1)) return;
+      int64_t passed = 0;
+      for (int64_t step; (step = to_prepare[group].take(number % shared, passed)) >= 0; ++here.prepared) worker.prepare(group, step);
       if (!wait(here.prepared, steps)) return;
-      for (int64_t task; !failed && (task = here.task.fetch_add(1)) < tasks;) {
+      passed = 0;
+      for (int64_t task; !failed && (task = to_run[group].take(number % shared, passed)) >= 0;) {
         call.stop.check();
-        if (task + 1 == tasks) --open.count;
+        if (here.given.fetch_add(1) + 1 == tasks) --open.count;
         worker.run(group, task);
         if (here.ended.fetch_add(1) + 1 == tasks) worker.end(group);
       }
