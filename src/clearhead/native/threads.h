@@ -50,8 +50,11 @@ class Runs {
   using Next = std::atomic<int64_t>;
 
   // `next` has room for a number for each run, `apart` from one to the next.
-  Runs(int64_t tasks, int64_t runs, Next* next, int64_t apart) : tasks_(tasks), runs_(runs), next_(next), apart_(apart) {
-    for (int64_t n = 0; n < runs; ++n) next[n * apart].store(start(n), std::memory_order_relaxed);
+  Runs(int64_t tasks, int64_t runs, Next* next, int64_t apart) : tasks_(tasks), runs_(runs), next_(next), apart_(apart) {}
+
+  // Before any thread takes a task.
+  void begin() {
+    for (int64_t n = 0; n < runs_; ++n) next_[n * apart_].store(start(n), std::memory_order_relaxed);
   }
 
   // The next task for the thread of a number; −1 when there is none. `passed` counts the runs that it found done, 0 at first.
@@ -68,9 +71,9 @@ class Runs {
  private:
   int64_t start(int64_t run) const { return run * tasks_ / runs_; }
 
-  int64_t tasks_, runs_;
-  Next* next_;
-  int64_t apart_;
+  const int64_t tasks_, runs_;
+  Next* const next_;
+  const int64_t apart_;
 };
 
 // Tasks one by one; `make(number)` gives a thread what runs one, with a workspace of its own.
@@ -80,6 +83,7 @@ template <class Make> void parallel(const Call& call, int64_t tasks, int threads
   constexpr int64_t line = 64 / sizeof(Runs::Next);
   std::vector<Runs::Next> room(threads * line);
   Runs runs(tasks, threads, room.data(), line);
+  runs.begin();
   std::atomic<bool> failed{false};
   spread(call, threads, failed, [&](int number) {
     int64_t passed = 0, task = runs.take(number, passed);
@@ -103,12 +107,9 @@ void parallel_groups(const Call& call, int64_t groups, int64_t steps, int64_t ta
   struct alignas(64) Progress { std::atomic<int64_t> taken{0}, begun{0}, prepared{0}, given{0}, ended{0}; };
   std::vector<Progress> progress(groups);
   std::vector<Runs::Next> room(2 * groups * shared);
-  std::vector<Runs> to_prepare, to_run;
-  to_prepare.reserve(groups), to_run.reserve(groups);
-  for (int64_t n = 0; n < groups; ++n) {
-    to_prepare.emplace_back(steps, shared, room.data() + 2 * n * shared, 1);
-    to_run.emplace_back(tasks, shared, room.data() + (2 * n + 1) * shared, 1);
-  }
+  const auto steps_of = [&](int64_t group) { return Runs(steps, shared, room.data() + 2 * group * shared, 1); };
+  const auto tasks_of = [&](int64_t group) { return Runs(tasks, shared, room.data() + (2 * group + 1) * shared, 1); };
+  for (int64_t n = 0; n < groups; ++n) steps_of(n).begin(), tasks_of(n).begin();
   // groups that nobody has begun, and those of which not all tasks are taken: who finds none need not look at each
   struct alignas(64) Left { std::atomic<int64_t> count; } fresh{{groups}}, open{{tasks > 0 ? groups : 0}};
   std::atomic<bool> failed{false};
@@ -122,11 +123,12 @@ void parallel_groups(const Call& call, int64_t groups, int64_t steps, int64_t ta
     const auto work = [&](int64_t group) {
       Progress& here = progress[group];
       if (here.given >= tasks || !wait(here.begun, 1)) return;
-      int64_t passed = 0;
-      for (int64_t step; (step = to_prepare[group].take(number % shared, passed)) >= 0; ++here.prepared) worker.prepare(group, step);
+      Runs to_prepare = steps_of(group), to_run = tasks_of(group);
+      const int64_t mine = number % shared;
+      int64_t passed = 0, done = 0;
+      for (int64_t step; (step = to_prepare.take(mine, passed)) >= 0; ++here.prepared) worker.prepare(group, step);
       if (!wait(here.prepared, steps)) return;
-      passed = 0;
-      for (int64_t task; !failed && (task = to_run[group].take(number % shared, passed)) >= 0;) {
+      for (int64_t task; !failed && (task = to_run.take(mine, done)) >= 0;) {
         call.stop.check();
         if (here.given.fetch_add(1) + 1 == tasks) --open.count;
         worker.run(group, task);
