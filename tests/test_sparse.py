@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,43 @@ def compare(mask: ch.Mask, kernel: str = "compiled") -> None:
 def test_all_tiles_that_are_left_are_met(name: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "isa", isa)
     compare(SPARSE[name])
+
+
+MANY = 2300  # queries of six heads: more panels than tasks, so that a task has several, and a thread a run of them
+LONG: dict[str, ch.Mask] = {
+    "Longformer": ch.window(250, 250) | ch.global_tokens(range(16)),
+    "BigBird": ch.window(190, 190) | ch.global_tokens(range(16)) | ch.random_blocks(64, count=3, seed=2),
+    "block top-k": ch.blocks(np.random.default_rng(5).random((72, 72)) < 0.2, 32),
+    "prefix and window": ch.prefix(500) | ch.window(500),
+    "unsorted documents": ch.documents(np.arange(MANY) // 512 * 3 % 5),
+}
+
+
+@functools.cache
+def long_arrays() -> list[np.ndarray]:
+    return list(np.random.default_rng(8).standard_normal((3, 6, MANY, 4)))
+
+
+@functools.cache
+def right_output(name: str) -> np.ndarray:
+    return ch.attention(*long_arrays(), mask=LONG[name], kernel="dense")
+
+
+@built
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("name", LONG)
+def test_tasks_of_several_panels_whoever_takes_them(name: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "isa", isa)
+    found = []
+    try:
+        for threads in (1, 2, 5, 16):
+            ch.set_threads(threads)
+            found.append(ch.attention(*long_arrays(), mask=LONG[name], kernel="compiled"))
+    finally:
+        ch.set_threads(None)
+    np.testing.assert_allclose(found[0], right_output(name), rtol=1e-9, atol=1e-11)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
 
 
 @built
