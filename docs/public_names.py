@@ -82,7 +82,7 @@ def members(cls: type) -> list[tuple[str, str, Any]]:
         for name, value in vars(base).items():
             if name.startswith("_") or name in _NOT_SHOWN:
                 continue
-            if isinstance(value, property) or type(value).__name__ == "cached_property":
+            if isinstance(value, property) or type(value).__name__ == "once":
                 shown[name] = ("property", name, value)
             elif isinstance(value, classmethod | staticmethod):
                 shown[name] = ("method", name, getattr(cls, name))
@@ -94,7 +94,7 @@ def members(cls: type) -> list[tuple[str, str, Any]]:
 def own_docstring(value: Any) -> str:
     """The docstring that was written for it; a plain value, such as a dictionary, has only that of its class."""
     if not (inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, ModuleType | property)):
-        if type(value).__name__ != "cached_property" and not hasattr(value, "__wrapped__"):
+        if type(value).__name__ != "once" and not hasattr(value, "__wrapped__"):
             return ""
     return inspect.getdoc(value) or ""
 

@@ -141,6 +141,38 @@ def test_forked_workers_and_data_loaders_start_afresh() -> None:
     alone(FORKS, CLEARHEAD_THREADS="4")
 
 
+def test_a_child_waits_for_no_thread_of_its_parent() -> None:
+    """Where a thread is just then asking a problem something, and so would hold a lock if there were one."""
+    alone("""
+import os, signal, threading
+from clearhead.core.once import once
+from clearhead.core.problem import Problem
+
+class Slow:
+    @once
+    def asked(self):
+        inside.set()
+        return go_on.wait(60)
+
+assert isinstance(Problem.differentiable, once) and isinstance(Problem.found, once)
+inside, go_on = threading.Event(), threading.Event()
+slow = Slow()
+thread = threading.Thread(target=lambda: slow.asked)
+thread.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # should it wait
+    inside, go_on = threading.Event(), threading.Event()
+    go_on.set()
+    os._exit(0 if Slow().asked else 1)
+assert os.waitpid(child, 0)[1] == 0
+go_on.set()
+thread.join()
+assert slow.asked is True
+""")
+
+
 def test_many_callers_at_once_have_the_same_bits() -> None:
     calls = [arrays(2, n, 32) for n in (40, 300, 700)]
     expected = [ch.attention(*call) for call in calls]

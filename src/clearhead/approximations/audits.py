@@ -6,13 +6,13 @@ import json
 import math
 import textwrap
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from clearhead.approximations.method import Spent
 from clearhead.core.grid import bins
+from clearhead.core.once import once
 from clearhead.measure.plans import quantity
 from clearhead.measure.tables import laid_out, number
 
@@ -84,7 +84,7 @@ class Audit:
     charged: Charged | None = None
     by_prefix: tuple[Part, ...] = ()
 
-    @cached_property
+    @once
     def by_head(self) -> np.ndarray:
         """The relative error of each head, (…, heads): root mean squares of distance by those of length."""
         return relative(self.distance, self.length, axis=-1)
@@ -99,12 +99,12 @@ class Audit:
         """True where no difference is larger than rounding allows."""
         return bool((self.excess <= 1).all())
 
-    @cached_property
+    @once
     def by_length(self) -> tuple[Part, ...]:
         """The error of queries by how many keys they see, in up to four parts; or over prefixes of the keys."""
         return self.by_prefix or self._parts(self.keys)
 
-    @cached_property
+    @once
     def by_score(self) -> tuple[Part, ...]:
         """The error of queries by their largest |score|, in up to four parts."""
         return self._parts(self.score)

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -27,6 +26,7 @@ import numpy as np
 from clearhead.core import intervals, ranges
 from clearhead.core.arrays import Array, Library
 from clearhead.core.grid import Grid, Numbers
+from clearhead.core.once import once
 from clearhead.core.ranges import KeyRanges
 from clearhead.core.steps import Cut, Steps, by_both
 
@@ -171,7 +171,7 @@ class DocumentsNode(Node):
     def rows(self) -> tuple[np.ndarray, ...]:
         return self.queries, self.keys
 
-    @cached_property
+    @once
     def by_stretch(self) -> ranges.ByStretch | None:
         """The range of keys of each stretch of queries of one id, found once."""
         return ranges.of_ids(self.queries, self.keys)
@@ -220,7 +220,7 @@ class BlocksNode(Node):
     def constant(self) -> int:
         return self.block
 
-    @cached_property
+    @once
     def cells(self) -> np.ndarray:
         """The table, made when it is first asked for."""
         return self.table()

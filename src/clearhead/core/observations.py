@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from clearhead.core import asking
 from clearhead.core.arrays import Array, ArrayT, made, to_numpy
 from clearhead.core.grid import Grid
 from clearhead.core.indices import indices
+from clearhead.core.once import once
 from clearhead.core.partial import Partial
 from clearhead.core.trees import tree
 
@@ -50,7 +50,7 @@ class Want:
     queries: tuple[int, ...] | None = None
     weights: bool = False
 
-    @cached_property
+    @once
     def names(self) -> tuple[str, ...]:
         """What is wanted that needs the weights themselves, and so a second look at the scores."""
         wanted = vars(self)

@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from clearhead.core.admit import admit, lies_plainly
@@ -27,6 +26,7 @@ from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import Grid, broadcast
 from clearhead.core.mask import Mask
 from clearhead.core.observations import Want
+from clearhead.core.once import once
 from clearhead.core.positions import Bias, as_bias
 from clearhead.core.trees import introduce, tree
 
@@ -70,7 +70,7 @@ class Problem:
         """Features of a value, Dv."""
         return self.v.shape[-1]
 
-    @cached_property
+    @once
     def differentiable(self) -> tuple[str, ...]:
         """Which arrays PyTorch wants gradients of: some of q, k, v, bias, sinks."""
         arrays = {"q": self.q, "k": self.k, "v": self.v}
@@ -80,7 +80,7 @@ class Problem:
             arrays["sinks"] = self.sinks
         return tuple([name for name, array in arrays.items() if is_torch(array) and array.requires_grad])
 
-    @cached_property
+    @once
     def found(self) -> dict[str, Any]:
         """What kernels found out about this problem before they run it, each under its name."""
         return {}

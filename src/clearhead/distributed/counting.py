@@ -7,7 +7,6 @@ asked: `decide` answers for whole blocks, and what it leaves open is cut in half
 from __future__ import annotations
 
 import math
-from functools import cached_property
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from clearhead.core.arrays import to_numpy
 from clearhead.core.grid import Grid, blocks
 from clearhead.core.lowered import Node, NodeKind
 from clearhead.core.mask import Mask
+from clearhead.core.once import once
 from clearhead.core.runs import Runs, runs
 
 # pairs of a tile that is built and looked at, all batch rows and heads of it together
@@ -36,7 +36,7 @@ class Counter:
     def __init__(self, mask: Mask | None, grid: Grid) -> None:
         self.mask, self.grid = mask, grid
 
-    @cached_property
+    @once
     def told(self) -> Runs | None:
         """The runs of keys of each query; None where pairs have to be built for them."""
         if self.mask is None or 0 in self.grid.shape:
@@ -65,20 +65,20 @@ class Counter:
             asked[run.start : run.stop] = True
         return self._by_place(asked[self._queries]) > 0
 
-    @cached_property
+    @once
     def _queries(self) -> np.ndarray:
         """The query of each run of keys."""
         assert self.told is not None
         starts = self.told.starts
         return np.repeat(np.arange(starts.size - 1), np.diff(starts)) % self.grid.queries
 
-    @cached_property
+    @once
     def _by_query(self) -> np.ndarray:
         """How many pairs the queries before each have."""
         assert self.told is not None
         return self._summed(np.bincount(self._queries, self.told.count, self.grid.queries))
 
-    @cached_property
+    @once
     def _by_key(self) -> np.ndarray:
         """How many pairs the keys before each have."""
         return self._summed(self._by_place(np.ones(self._queries.size, bool)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from clearhead.core.arrays import Array, Library, require_array
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import blocks
+from clearhead.core.once import once
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,7 +101,7 @@ class Placement:
         """How many ranks there are."""
         return len(self.runs)
 
-    @cached_property
+    @once
     def lengths(self) -> tuple[int, ...]:
         """How many positions each rank holds."""
         return tuple(sum(map(len, own)) for own in self.runs)
@@ -110,12 +110,12 @@ class Placement:
         """The positions that a rank holds, in the order they lie there."""
         return np.concatenate([np.zeros(0, np.int64), *(np.arange(run.start, run.stop) for run in self.runs[rank])])
 
-    @cached_property
+    @once
     def order(self) -> np.ndarray:
         """All positions, rank after rank: where each place of what is laid end to end belongs."""
         return np.concatenate([self.positions(rank) for rank in range(1 if self.everywhere else self.world)])
 
-    @cached_property
+    @once
     def places(self) -> np.ndarray:
         """The inverse: where each position lies in what is laid end to end."""
         return np.argsort(self.order)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from clearhead.core.arrays import Array
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import Grid
 from clearhead.core.mask import Mask
+from clearhead.core.once import once
 from clearhead.distributed.placement import Placement
 from clearhead.distributed.placing import place
 from clearhead.distributed.schedule import Schedule, scheduled
@@ -79,7 +79,7 @@ class DistributedPlan:
         """What the way that is taken costs."""
         return next(one for one in self.ways if one.name == self.way)
 
-    @cached_property
+    @once
     def pairs(self) -> tuple[int, ...]:
         """Query–key pairs of each rank's queries, in all batch rows and heads."""
         return tuple(self.schedule.pairs(rank) for rank in range(self.schedule.world))

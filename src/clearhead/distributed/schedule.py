@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from clearhead.core.grid import Grid, blocks
 from clearhead.core.mask import Mask
+from clearhead.core.once import once
 from clearhead.distributed.counting import GRAIN, Counter, stretches
 from clearhead.distributed.placement import Placement
 
@@ -35,7 +36,7 @@ class Schedule:
         """How many ranks there are."""
         return self.queries.world
 
-    @cached_property
+    @once
     def _known(self) -> dict[Any, Any]:
         return {}
 
@@ -45,7 +46,7 @@ class Schedule:
             self._known[key] = find()
         return self._known[key]
 
-    @cached_property
+    @once
     def _counter(self) -> Counter:
         """What the mask allows."""
         return Counter(self.mask, self.grid)
@@ -77,7 +78,7 @@ class Schedule:
         """How many keys of each owner `rank` needs."""
         return self._by_owner(self.queries.runs[rank])
 
-    @cached_property
+    @once
     def _blocks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The stretches that keys are sent by: where each starts, how long it is, and whose it is, in order."""
         found = [

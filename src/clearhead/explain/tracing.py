@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, Never
 
 import numpy as np
@@ -14,6 +13,7 @@ from clearhead.core.arrays import AnyArray, dtype_name
 from clearhead.core.errors import ArgumentError
 from clearhead.core.foreign import ATTENTION, closed, refuse_others
 from clearhead.core.mask import Mask
+from clearhead.core.once import once
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
 from clearhead.core.temperature import tempered
@@ -50,12 +50,12 @@ class Trace(Paged):
     tokens: tuple[str, ...]
     row: Row
 
-    @cached_property
+    @once
     def label(self) -> str:
         """The query as it is called in sentences."""
         return f'"{self.query_token}" (query {self.query})' if self.query_token else f"query {self.query}"
 
-    @cached_property
+    @once
     def angles(self) -> Angles:
         """The dot products as geometry, |q| |k| cos θ: lengths, cosines and degrees for every key; it prints itself.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from clearhead.core.arrays import HALF
 from clearhead.core.grid import Grid
 from clearhead.core.observations import OBSERVATIONS, Want
+from clearhead.core.once import once
 from clearhead.kernels.prepared import worth
 
 # kinds of a node's fields, as in native/described.cpp: a number that is known, or the next operand
@@ -71,7 +71,7 @@ class Spec:
         """The batch axes."""
         return self.grid.batch
 
-    @cached_property
+    @once
     def roles(self) -> tuple[bool, ...]:
         """Of each operand, whether it has batch axes."""
         roles = [True] * 3 + [False] * (self.scale is None) + [False] * self.sinks
