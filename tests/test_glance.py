@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,11 +81,50 @@ def test_a_mask_is_known_by_itself_alone() -> None:
     assert native.attend(q, k, v, ch.window(2), None) is None
     torch.testing.assert_close(ch.attention(q, k, v, mask=ch.window(2)), ch.attention(q, k, v, mask=WINDOW))
     assert ch.causal() is ch.causal()
+
+
+def test_a_mask_with_arrays_is_known_while_they_are_as_they_were() -> None:
+    q, k, v = tensors(1, 2, 20, 8)
     ids = np.arange(20) // 7
+    for mask in (ch.documents(ids), ch.causal() & ch.documents(ids) | ch.global_tokens([3])):
+        ids[:] = np.arange(20) // 7
+        found = known(q, k, v, mask)
+        assert found is not None
+        assert torch.equal(found, ch.attention(q, k, v, mask=mask, kernel="compiled"))
+        ids[19] = 0
+        assert native.attend(q, k, v, mask, None) is None
+        other = ch.attention(q, k, v, mask=mask)
+        assert not torch.equal(other, found)
+        torch.testing.assert_close(other, ch.attention(q, k, v, mask=mask, kernel="dense"))
+        assert native.attend(q, k, v, mask, None) is not None
+        ids[19] = 2
+        assert torch.equal(ch.attention(q, k, v, mask=mask), found)
+
+
+def test_an_array_of_another_shape_or_kind_is_another_mask() -> None:
+    q, k, v = tensors(1, 2, 20, 8)
+    ids = np.arange(20) // 6
     mask = ch.documents(ids)
-    assert known(q, k, v, mask) is None  # its array may be written to
-    ids[:] = 0
-    assert torch.equal(ch.attention(q, k, v, mask=mask), ch.attention(q, k, v))
+    assert known(q, k, v, mask) is not None
+    ids.shape = (4, 5)
+    assert native.attend(q, k, v, mask, None) is None
+    ids.shape = (20,)
+    assert native.attend(q, k, v, mask, None) is not None
+    ids.dtype = np.uint64
+    assert native.attend(q, k, v, mask, None) is None
+    strided = np.zeros(40, int)[::2]
+    assert known(q, k, v, ch.documents(strided)) is None, "it has no numbers side by side"
+
+
+def test_few_masks_with_arrays_are_held_on_to() -> None:
+    q, k, v = tensors(1, 1, 9, 8)
+    masks = [ch.lengths([n % 9]) for n in range(200)]
+    for mask in masks:
+        ch.attention(q, k, v, mask=mask)
+    gone = [weakref.ref(mask) for mask in masks]
+    del masks, mask
+    gc.collect()
+    assert sum(one() is not None for one in gone) <= 64
 
 
 def test_what_is_unusual_is_left_to_others() -> None:

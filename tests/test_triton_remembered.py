@@ -139,7 +139,7 @@ def test_a_mask_with_a_tensor_is_not_remembered() -> None:
 
 
 def test_a_key_that_is_kept_has_arrays_of_its_own() -> None:
-    from clearhead.kernels.prepared import as_numbers, part_of, to_keep
+    from clearhead.kernels.keys import as_numbers, part_of, to_keep
 
     ids = np.arange(12)
     mask = ch.documents(ids) & ch.causal()
@@ -151,7 +151,8 @@ def test_a_key_that_is_kept_has_arrays_of_its_own() -> None:
 
 
 def test_the_oldest_kinds_make_way() -> None:
-    from clearhead.kernels.prepared import ATTENDED, FEW, FEWEST, Numbers, remember_attended
+    from clearhead.kernels.keys import Numbers
+    from clearhead.kernels.prepared import ATTENDED, FEW, FEWEST, remember_attended
 
     before = dict(ATTENDED)
     ATTENDED.clear()

@@ -14,9 +14,9 @@ import numpy as np
 from clearhead.core.admit import lies_plainly
 from clearhead.core.arrays import Array, is_traced
 from clearhead.core.mask import Mask
-from clearhead.core.mask_keys import mask_key
 from clearhead.core.problem import Problem, default_scale
 from clearhead.kernels.extension import native
+from clearhead.kernels.keys import as_copy, as_none, as_numbers, numbers_in, part_of, to_keep
 from clearhead.kernels.threads import allow, crew
 
 # multiply-adds that are worth a thread more, and bytes of keys and values: to have its attention takes some µs. More
@@ -26,9 +26,8 @@ THREAD_WORK, THREAD_BYTES = 125_000, 200_000
 LONG_WORK = 1_000_000
 # kinds that are remembered
 MOST = 512
-# the same of masks with arrays; bytes of an array up to which it is compared with one that was seen before; and how
-# many of its numbers are its hash
-FEW, LARGE, SAMPLES = 64, 2**17, 64
+# the same of masks with arrays
+FEW = 64
 # the same on a GPU, where what was prepared of a mask lies in its memory, and others may come with every batch
 FEWEST = 8
 
@@ -104,62 +103,6 @@ def tensor_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) ->
 def array_kind(q: Array, k: Array, v: Array, mask: Any, scale: float | None) -> Any:
     """The same for NumPy arrays."""
     return q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, q.dtype, k.dtype, v.dtype, scale, mask
-
-
-class Numbers:
-    """An array of a mask as part of a key: equal to one of the same numbers. Some of them are its hash."""
-
-    __slots__ = ("array", "hash")
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-        some = array.reshape(-1)[:: max(1, array.size // SAMPLES)]
-        self.hash = hash((array.shape, array.dtype.char, some.tobytes()))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Numbers)
-            and self.array.dtype == other.array.dtype
-            and np.array_equal(self.array, other.array)
-        )
-
-    def __hash__(self) -> int:
-        return self.hash
-
-
-def as_none(array: Array, owner: Mask) -> None:
-    """No part of a key: an array may be written to, and nobody would know."""
-
-
-def as_numbers(array: Array, owner: Mask) -> Numbers | None:
-    """An array as it is now, where it is NumPy's and not large: to compare it takes less than to prepare it."""
-    few = isinstance(array, np.ndarray) and array.dtype.kind in "biu" and array.nbytes <= LARGE
-    return Numbers(array) if few else None
-
-
-def as_copy(array: Array, owner: Mask) -> Numbers | None:
-    """The same, to be kept: who writes to the array does not write to the key."""
-    found = as_numbers(array, owner)
-    return found if found is None else Numbers(found.array.copy())
-
-
-def to_keep(key: Any) -> Any:
-    """A key with copies of the arrays in it: who writes to those does not write to the key."""
-    if type(key) is tuple:
-        return tuple(map(to_keep, key))
-    return Numbers(key.array.copy()) if type(key) is Numbers else key
-
-
-NO_MASK = ()
-
-
-def part_of(mask: Any, scale: Any, of_array: Callable[[Array, Mask], Any] = as_none) -> Any:
-    """What the key has of a call's mask: its class and fields; None where mask or scale are more than a key can say."""
-    if not (scale is None or type(scale) is float):
-        return None
-    if mask is None:
-        return NO_MASK
-    return mask_key(mask, of_array) if isinstance(mask, Mask) else None
 
 
 def learns(q: Array, k: Array, v: Array) -> bool:
@@ -268,15 +211,10 @@ def remember_attended(kind: Any, again: Any) -> None:
 
 def make_way(by_kind: dict[Any, Any], kind: Any) -> None:
     """Of kinds that have arrays of masks, where the next one does, the oldest go."""
-    if has_numbers(kind):
-        old = [one for one in by_kind if has_numbers(one)]
+    if numbers_in(kind):
+        old = [one for one in by_kind if numbers_in(one)]
         for one in old[: max(0, len(old) + 1 - FEWEST)]:
             by_kind.pop(one, None)
-
-
-def has_numbers(key: Any) -> bool:
-    """True for a key with an array in it."""
-    return type(key) is Numbers or (type(key) is tuple and any(map(has_numbers, key)))
 
 
 def observed_kind(q: Array, k: Array, v: Array, mask: Any, scale: Any, asked: tuple[Any, ...]) -> Any:
@@ -361,15 +299,27 @@ def remember(problem: Problem, call: Any, effort: Effort) -> None:
     kind, one = tensor_kind if torch else array_kind, Prepared(call, effort, shape)
     if part_of(problem.mask, problem.scale) is not None:
         scales = keep(_prepared, problem, kind, one)
-        for scale in scales if torch else ():
+    else:
+        for old in list(_by_numbers)[: max(0, len(_by_numbers) + 1 - FEW)]:  # numbers may be others in every call
+            _by_numbers.pop(old, None)
+        scales = keep(_by_numbers, problem, kind, one, as_copy)
+    arrays = [number.array for number in numbers_in(part_of(problem.mask, problem.scale, as_numbers))]
+    if torch and all(array.flags.c_contiguous for array in arrays):
+        for scale in scales:
             like = shape == problem.q.shape and problem.q.is_contiguous()
             native.remember(
-                problem.q, problem.k, problem.v, problem.mask, scale, call, effort.wanted, effort.long, shape, like
+                problem.q,
+                problem.k,
+                problem.v,
+                problem.mask,
+                scale,
+                call,
+                effort.wanted,
+                effort.long,
+                shape,
+                like,
+                arrays,
             )
-        return
-    for old in list(_by_numbers)[: max(0, len(_by_numbers) + 1 - FEW)]:  # numbers may be others in every call
-        _by_numbers.pop(old, None)
-    keep(_by_numbers, problem, kind, one, as_copy)
 
 
 def keep(

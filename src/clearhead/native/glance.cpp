@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -20,7 +21,7 @@ namespace clearhead {
 namespace {
 
 constexpr int32_t kOnCpu = 1, kMostAxes = 6;
-constexpr size_t kMostKinds = 512;
+constexpr size_t kMostKinds = 512, kFewKinds = 64;  // that are known; the same of masks with arrays, which may be others in every call
 constexpr uint64_t kFnvStart = 0xcbf29ce484222325, kFnvFactor = 0x100000001b3;
 
 // What a library gives in `__dlpack_c_exchange_api__`, as DLPack 1.x lays it out; it says 0 where it has looked.
@@ -59,12 +60,59 @@ struct KindHash {
   }
 };
 
+// An array of a mask as it was: who likes can write to it, or give it another shape.
+class Numbers {
+ public:
+  explicit Numbers(nb::object array) : array_(std::move(array)) {
+    const Lent now(array_);
+    if (!now) nb::raise_python_error();
+    format_ = now->format, shape_.assign(now->shape, now->shape + now->ndim);
+    bytes_.assign(now.begin(), now.begin() + now->len);
+  }
+
+  bool same() const {
+    const Lent now(array_);
+    if (!now) PyErr_Clear();
+    return now && now->format == format_ && size_t(now->ndim) == shape_.size() &&
+           std::equal(shape_.begin(), shape_.end(), now->shape) && size_t(now->len) == bytes_.size() &&
+           !std::memcmp(now.begin(), bytes_.data(), bytes_.size());
+  }
+
+ private:
+  // Its memory, for as long as one looks.
+  class Lent {
+   public:
+    explicit Lent(nb::handle array) : has_(!PyObject_GetBuffer(array.ptr(), &buffer_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) {}
+    ~Lent() {
+      if (has_) PyBuffer_Release(&buffer_);
+    }
+    Lent(const Lent&) = delete;
+    explicit operator bool() const { return has_; }
+    const Py_buffer* operator->() const { return &buffer_; }
+    const char* begin() const { return static_cast<const char*>(buffer_.buf); }
+
+   private:
+    Py_buffer buffer_;
+    const bool has_;
+  };
+
+  nb::object array_;
+  std::string format_;
+  std::vector<Py_ssize_t> shape_;
+  std::vector<char> bytes_;
+};
+
 struct Known {
   nb::object owner, mask, shape;  // held on to: of the call, of who is told apart by its address, of the output
   Call* call;
   int wanted;  // threads
   bool longer, like;  // somebody may want to interrupt it; the output lies as q does
+  std::vector<Numbers> arrays;  // of the mask
+
+  bool same() const { return std::all_of(arrays.begin(), arrays.end(), [](const Numbers& one) { return one.same(); }); }
 };
+
+using Kinds = std::unordered_map<Kind, std::shared_ptr<const Known>, KindHash>;
 
 // How many threads a call may have while the surroundings are these, as Python found out.
 struct Crew {
@@ -77,7 +125,7 @@ struct Crew {
 struct State {
   std::mutex lock;  // of what follows
   std::shared_ptr<const Met> met;
-  std::unordered_map<Kind, std::shared_ptr<const Known>, KindHash> known;
+  Kinds known, with_arrays;
   Crew crew;
 };
 
@@ -153,11 +201,11 @@ nb::object attend(nb::handle q, nb::handle k, nb::handle v, nb::handle mask, nb:
   Crew crew;
   {
     const std::lock_guard<std::mutex> held(all.lock);
-    const auto found = all.known.find(kind);
-    if (found != all.known.end()) known = found->second;
+    for (const Kinds* const kinds : {&all.known, &all.with_arrays})
+      if (const auto found = kinds->find(kind); !known && found != kinds->end()) known = found->second;
     crew = all.crew;
   }
-  if (!known || !usual(*met, q, k, v)) return nb::none();
+  if (!known || !usual(*met, q, k, v) || !known->same()) return nb::none();
   bool main = false;
   int threads = 1, team = 0;
   if (known->wanted > 1 || known->longer) {
@@ -173,11 +221,11 @@ nb::object attend(nb::handle q, nb::handle k, nb::handle v, nb::handle mask, nb:
   return output;
 }
 
-// Keep a call that has run for the next one of its kind; a mask is known by its address, and has to be one that never changes.
+// Keep a call that has run for the next one of its kind; a mask is known by its address, and never changes but for its arrays.
 void remember(nb::handle q, nb::handle k, nb::handle v, nb::object mask, nb::handle scale, nb::object call, int wanted, bool longer,
-              nb::object shape, bool like) {
+              nb::object shape, bool like, nb::list arrays) {
   State& all = *state;
-  std::unordered_map<Kind, std::shared_ptr<const Known>, KindHash> gone;  // let go of without the lock
+  Kinds gone;  // let go of without the lock
   std::shared_ptr<const Met> met;
   {
     const std::lock_guard<std::mutex> held(all.lock);
@@ -185,10 +233,14 @@ void remember(nb::handle q, nb::handle k, nb::handle v, nb::object mask, nb::han
   }
   Kind kind;
   if (!met || !look(*met, q, &kind) || !look(*met, k, &kind) || !look(*met, v, &kind) || !add_options(mask, scale, kind)) return;
-  auto made = std::make_shared<const Known>(Known{call, mask, shape, nb::cast<Call*>(call), wanted, longer, like});
+  Known one{call, mask, shape, nb::cast<Call*>(call), wanted, longer, like, {}};
+  for (const nb::handle array : arrays) one.arrays.emplace_back(nb::borrow(array));
+  Kinds& kinds = one.arrays.empty() ? all.known : all.with_arrays;
+  const size_t most = one.arrays.empty() ? kMostKinds : kFewKinds;
+  std::shared_ptr<const Known> made = std::make_shared<const Known>(std::move(one));
   const std::lock_guard<std::mutex> held(all.lock);
-  if (all.known.size() >= kMostKinds) gone.swap(all.known);
-  all.known[kind].swap(made);
+  if (kinds.size() >= most) gone.swap(kinds);
+  kinds[kind].swap(made);
 }
 
 void meet(nb::object tensor, nb::capsule exchange, nb::object autocasts, nb::object modes, nb::object transforms,
@@ -230,7 +282,7 @@ void add_glance(nb::module_& m) {
   m.def("meet", meet);
   m.def("tell_crew", tell_crew);
   const auto any = nb::arg().none();
-  m.def("remember", remember, any, any, any, any, any, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg());
+  m.def("remember", remember, any, any, any, any, any, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg());
   m.def("attend", attend, any, any, any, any, any);
 }
 
