@@ -86,7 +86,8 @@ def on_cpu(report: Report, n: int = 8192, width: int = 64) -> None:
                 "array": partial(ch.attention, q, k, v, mask=ch.where(array)),
                 "sdpa": partial(scaled_dot_product_attention, q, k, v, attn_mask=array),
             },
-            least=3,
+            least=5,
+            seconds=5.0,
         )
         part = share(mask, n)
         report.add(name, "its share of plain", times["mask"] / times["plain"] / part, "≤ 1.40", share=round(part, 4))

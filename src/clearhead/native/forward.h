@@ -134,10 +134,11 @@ template <class T> inline void say_spoiled(const Rows<T>& rows, int64_t i0, int6
     if (const T total = rows.total[i - i0]; total != total) observer->spoil(i, total);
 }
 
-// The panels of queries from `begin` on of one head, at most kPanels of them; `known`: what each panel sees, or nothing.
+// The panels of queries from `begin` on of one head, at most kPanels of them; `known`: what each panel sees, or nothing; `bring`: keys
+// and values are packed as they are needed.
 template <class T>
 void forward_block(const Call& call, const Sights& sights, const Panels& queries, const std::vector<Stretches>& known,
-                   const Packed<T>& packed, int64_t b, int64_t h, int64_t begin, int64_t behind, Workspace<T>& work,
+                   Packed<T>& packed, bool bring, int64_t b, int64_t h, int64_t begin, int64_t behind, Workspace<T>& work,
                    Observer<T>* observer) {
   constexpr int panel = kPanel<T>;
   const int64_t many = behind - begin;
@@ -174,6 +175,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
     const int64_t i0 = queries.first(begin + place), i1 = queries.last(begin + place);
     if (known.empty()) sights.see(b, h, i0, i1, work.seen[place]);
     else work.seen[place] = known[begin + place];
+    if (bring) packed.bring(call, b, h / call.group(), work.seen[place], work.scratch.data());
     if (!call.known) continue;
     recall(call, work.rows[place], b, h, i0, i1);
     say_spoiled(work.rows[place], i0, i1, observer);
@@ -192,7 +194,6 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
       for (auto seen = sights_of; seen < last && !observer; ++seen) reach = std::min(reach, seen->reach(tile, kReach));
       end = std::min(observer ? tile + kTile : std::max(tile + kTile, reach / kTile * kTile), call.keys);
       if (reach == call.keys && !observer) end = call.keys;
-      const bool odd = packed.any_odd(tile, end);
       for (int64_t place = 0; place < many; ++place) {
         const int64_t i0 = queries.first(begin + place), i1 = queries.last(begin + place);
         T* const s = stashed && look == 0 ? work.stash.room(place) : work.s.data();
@@ -206,6 +207,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
           });
           continue;
         }
+        const bool odd = packed.any_odd(work.seen[place], tile, end);
         scorer.remember = odd || spoiled;
         // what is seen of the tile is scored part after part, side by side, and then weighed together; what part comes next is
         // known before, so that its keys can be asked for

@@ -27,7 +27,8 @@ template <class T> struct Heads {
   const Panels& queries = plan->queries;
   const std::vector<Range>& blocks = plan->blocks.panels;
   const int64_t parts;             // of a head's queries, each with keys and values packed for itself
-  const std::vector<Range> steps;  // keys that are packed together
+  const bool as_needed;            // whether a tile of keys is packed by who first sees it
+  const std::vector<Range> steps;  // or keys that are packed together, all of them before the first is seen
   const int64_t count = call.batch * call.key_heads * parts, tasks = int64_t(blocks.size()) * call.group() / parts;
   int64_t most = 1;  // panels that go together
   std::vector<Packed<T>*> packed = std::vector<Packed<T>*>(count);
@@ -36,7 +37,8 @@ template <class T> struct Heads {
 
   Heads(const Call& c, int threads)
       : call(c), plan(Plan<T>::of(c, threads)), parts(parts_of_heads(c, int64_t(blocks.size()), threads)),
-        steps(pack_steps(c, parts > 1 ? 1 : threads)) {
+        as_needed(!watched && parts == 1 && plan->blocks.sparse),
+        steps(as_needed ? std::vector<Range>() : pack_steps(c, parts > 1 ? 1 : threads)) {
     for (const Range& block : blocks) most = std::max(most, std::min(block.last - block.first, kPanels));
   }
 };
@@ -59,7 +61,9 @@ template <class T> struct HeadWorker {
   int64_t head_of(int64_t n) const { return n / all.parts % all.call.key_heads; }
 
   void begin(int64_t n) {
-    own.resize(all.call, batch_of(n), head_of(n), all.plan->blocks.readers * all.call.group() / all.parts);
+    const std::vector<uint8_t>& tiles = all.plan->tiles;
+    own.resize(all.call, batch_of(n), head_of(n), tiles.empty() ? tiles_seen(all.call, batch_of(n), head_of(n)) : tiles,
+               all.plan->blocks.readers * all.call.group() / all.parts);
     all.packed[n] = &own;
     if (all.watched) all.observers[n].resize(all.tasks);
   }
@@ -83,7 +87,7 @@ template <class T> struct HeadWorker {
     }
     const int64_t some = all.watched ? Stash<T>::panels(all.call.keys, kPanels) : kPanels;
     for (int64_t first = panels.first; first < panels.last; first += some)
-      forward_block<T>(all.call, all.plan->sights, all.queries, all.plan->seen, *all.packed[n], b, h, first,
+      forward_block<T>(all.call, all.plan->sights, all.queries, all.plan->seen, *all.packed[n], all.as_needed, b, h, first,
                        std::min(first + some, panels.last), work, observer);
   }
 

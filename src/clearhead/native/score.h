@@ -2,6 +2,7 @@
 #pragma once
 #include "micro.h"
 #include "pack.h"
+#include "pause.h"
 #include "sight.h"
 #include "tiles.h"
 
@@ -30,6 +31,21 @@ template <class T> struct Units {
         to_score(T(raw ? call.scale : 1.0)) {}
 };
 
+// For each tile of keys, whether a query of one of the heads that read it may see some of it.
+inline std::vector<uint8_t> tiles_seen(const Call& call, int64_t b, int64_t head) {
+  std::vector<uint8_t> seen((call.keys + kTile - 1) / kTile);
+  for (int64_t h = head * call.group(); call.queries && h < (head + 1) * call.group(); ++h) {
+    const Mask mask(call, b, h);
+    const Span span = mask.span(0, call.queries);
+    for (int64_t j = span.low / kTile * kTile; j < span.high; j += kTile) {
+      // of many queries some see it, most likely, and looking takes longer than packing
+      const bool few = call.queries <= call.features + call.width;
+      if (!few || mask.decide(0, call.queries, j, std::min(j + kTile, call.keys)) != kNone) seen[j / kTile] = 1;
+    }
+  }
+  return seen;
+}
+
 // The keys and values of one batch row and key head, packed.
 //
 // Of tiles of keys that no query sees nothing is read, and for them there is no room here.
@@ -38,6 +54,7 @@ template <class T> struct Packed {
   Buffer<T> v;        // [value block][key][kRows]
   std::vector<uint8_t> odd;    // for each key: holds a number that is not finite
   std::vector<uint8_t> odd_tiles;  // for each tile of keys: one of them does
+  std::vector<uint8_t> held;       // for each tile of keys that is packed when it is needed: kTaken by somebody, then kHeld
   std::vector<int64_t> place;  // for each tile of keys: the place of its first; −1 for a tile that nobody sees
   int64_t value_stride = 0;
   TilePacked tiles;   // instead of k, and maybe v, where their products go by tiles
@@ -59,9 +76,11 @@ template <class T> struct Packed {
   int64_t at(int64_t j) const { return place[j / kTile] + j % kTile; }
   bool holds(int64_t j) const { return place[j / kTile] >= 0; }
 
-  bool any_odd(int64_t j0, int64_t j1) const {
-    const auto tiles = odd_tiles.begin();
-    return std::any_of(tiles + j0 / kTile, tiles + (j1 + kTile - 1) / kTile, [](uint8_t x) { return x; });
+  // In a tile of which some keys in [j0, j1) are seen: others may not be packed yet.
+  bool any_odd(const Stretches& seen, int64_t j0, int64_t j1) const {
+    bool found = false;
+    seen.each_tile(j0, j1, kTile, [&](int64_t tile) { found |= odd_tiles[tile]; });
+    return found;
   }
 
   int64_t bytes() const { return int64_t((k.size() + v.size()) * sizeof(T) + odd.size()) + tiles.bytes(); }
@@ -70,11 +89,12 @@ template <class T> struct Packed {
   const T* values_at(int64_t j) const { return values_lie.at ? values_lie.at + j * values_lie.stride : v.data() + at(j) * kRows; }
   Lain values_lying() const { return values_lie.at ? Lain{values_lie.stride, kRows} : Lain{kRows, value_stride}; }
 
-  // `readers`: how many queries read a key, on average.
-  void resize(const Call& call, int64_t b, int64_t head, int64_t readers) {
-    const int64_t count = find_places(call, b, head);
+  // `seen`: the tiles of keys that a query may see; `readers`: how many queries read a key, on average.
+  void resize(const Call& call, int64_t b, int64_t head, const std::vector<uint8_t>& seen, int64_t readers) {
+    const int64_t count = find_places(call, seen);
     odd.assign(call.keys, 0);
     odd_tiles.assign(place.size(), 0);
+    held.assign(place.size(), 0);
     tiles.resize(call, count);
     const bool few = kAsItLies && !tiles.used && readers <= kFewPanels * kPanel<T> && !call.wanted.second_look();
     keys_lie = few ? lying(call.k, b, head, call.features) : Lying();
@@ -87,6 +107,23 @@ template <class T> struct Packed {
     constexpr int64_t page = 4096 / int64_t(sizeof(T)), line = 64 / int64_t(sizeof(T));
     value_stride = count * kRows + (count * kRows % page ? 0 : line);
     v.resize(rounded(call.width, kRows) / kRows * value_stride);
+  }
+
+  // Packs the tiles of which some keys are seen and which nobody has packed before: by whoever needs one first, and soon enough for
+  // it to be in the cache still. Those that somebody else is at are waited for, last.
+  void bring(const Call& call, int64_t b, int64_t head, const Stretches& seen, T* scratch) {
+    bool late = false;
+    seen.each_tile(0, call.keys, kTile, [&](int64_t tile) {
+      uint8_t state = __atomic_load_n(&held[tile], __ATOMIC_ACQUIRE);
+      if (!state && __atomic_compare_exchange_n(&held[tile], &state, kTaken, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
+        pack(call, b, head, tile * kTile, std::min((tile + 1) * kTile, call.keys), scratch);
+        __atomic_store_n(&held[tile], kHeld, __ATOMIC_RELEASE);
+      } else late |= state != kHeld;
+    });
+    if (!late) return;
+    seen.each_tile(0, call.keys, kTile, [&](int64_t tile) {
+      for (Patience patience; __atomic_load_n(&held[tile], __ATOMIC_ACQUIRE) != kHeld; patience.wait()) call.stop.check();
+    });
   }
 
   // Keys [first, last), either of one tile or of whole ones; `first` is a multiple of kMaskStep.
@@ -108,6 +145,8 @@ template <class T> struct Packed {
   }
 
  private:
+  static constexpr uint8_t kTaken = 1, kHeld = 2;
+
   // Where a head's rows lie, if they can be read as they do. Rows far apart would all come into the same few lines of the cache.
   static Lying lying(const View& view, int64_t b, int64_t head, int64_t columns) {
     constexpr int64_t size = sizeof(T);
@@ -120,23 +159,14 @@ template <class T> struct Packed {
     for (int64_t r = 0; !call.mask.empty() && r < count; ++r) odd[r] |= is_odd<T>(rows.at + (first + r) * rows.stride, columns);
   }
 
-  // How many keys lie in tiles that a query of one of the heads may see.
-  int64_t find_places(const Call& call, int64_t b, int64_t head) {
-    place.assign((call.keys + kTile - 1) / kTile, -1);
-    for (int64_t h = head * call.group(); call.queries && h < (head + 1) * call.group(); ++h) {
-      const Mask mask(call, b, h);
-      const Span span = mask.span(0, call.queries);
-      for (int64_t j = span.low / kTile * kTile; j < span.high; j += kTile) {
-        // of many queries some see it, most likely, and looking takes longer than packing
-        const bool few = call.queries <= call.features + call.width;
-        if (!few || mask.decide(0, call.queries, j, std::min(j + kTile, call.keys)) != kNone) place[j / kTile] = 0;
-      }
-    }
+  // How many keys lie in tiles that are seen.
+  int64_t find_places(const Call& call, const std::vector<uint8_t>& seen) {
+    place.assign(seen.size(), -1);
     int64_t count = 0;
-    for (int64_t j = 0; j < call.keys; j += kTile)
-      if (holds(j)) {
-        place[j / kTile] = count;
-        count += std::min(kTile, call.keys - j);
+    for (size_t tile = 0; tile < seen.size(); ++tile)
+      if (seen[tile]) {
+        place[tile] = count;
+        count += std::min(kTile, call.keys - int64_t(tile) * kTile);
       }
     return count;
   }

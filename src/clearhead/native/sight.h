@@ -68,6 +68,17 @@ class Stretches {
     return keys_;
   }
 
+  // use(tile) for the tiles of so many keys in [low, high) of which something is seen.
+  template <class Use> void each_tile(int64_t low, int64_t high, int64_t tile, Use use) const {
+    int64_t from = low, next = 0;
+    for (size_t n = cursor_; n < all_.size() && from < high; ++n) {
+      const int64_t end = std::min(all_[n].end, high);
+      if (all_[n].verdict != kNone)
+        for (next = std::max(next, from / tile); next * tile < end; ++next) use(next);
+      from = std::max(from, end);
+    }
+  }
+
   // How far one can go from `low` on until `most` keys are seen, what lies between them counted where it is short.
   int64_t reach(int64_t low, int64_t most) const {
     int64_t from = low;

@@ -57,12 +57,12 @@ template <class T> int64_t panel_length(const Call& call, int threads) {
 // Panels of queries that one observer watches, at least.
 template <class T> constexpr int64_t kChunkPanels = std::max<int64_t>(kChunk / kPanel<T>, 1);
 
-// Tasks, each some panels of queries; how many queries see a key, on average, where that was counted; and whether most tasks see
-// about as many keys, so that those that come one after the other are neighbours.
+// Tasks, each some panels of queries; how many queries see a key, on average, where that was counted; whether that is less than half
+// of them; and whether most tasks see about as many keys, so that those that come one after the other are neighbours.
 struct Blocks {
   std::vector<Range> panels;
   int64_t readers;
-  bool alike = false;
+  bool sparse = false, alike = false;
 };
 
 // The panels of a head's queries in tasks, in the order in which they are taken: those that see most keys first. A call of few
@@ -115,7 +115,8 @@ Blocks query_blocks(const Call& call, const Sights& sights, const Panels& querie
       small.push_back({blocks[n].first + part.first, blocks[n].first + part.last});
   blocks.resize(blocks.size() / 2);
   blocks.insert(blocks.end(), small.begin(), small.end());
-  return {std::move(blocks), (pairs + call.keys - 1) / std::max<int64_t>(call.keys, 1), alike};
+  const int64_t readers = (pairs + call.keys - 1) / std::max<int64_t>(call.keys, 1);
+  return {std::move(blocks), readers, 2 * readers < call.queries, alike};
 }
 
 // Where there are fewer heads than threads and few keys, each thread packs them for itself: what another core has just written
@@ -135,11 +136,13 @@ template <class T> struct Plan {
   const Panels queries;
   std::vector<Stretches> seen;  // by each panel of queries, whatever the batch row and head; empty where that is not known
   const Blocks blocks;
+  const std::vector<uint8_t> tiles;  // of keys, which of them somebody sees, whatever the batch row and head; empty likewise
 
   Plan(const Call& call, int threads)
       : sights(call, kLanes<T>, threads), length(panel_length<T>(call, threads)),
         queries(call.queries, length, Borders(call, sights, kLanes<T>).of_queries(), kLanes<T>),
-        blocks(query_blocks<T>(call, sights, queries, seen, threads)) {}
+        blocks(query_blocks<T>(call, sights, queries, seen, threads)),
+        tiles(sights.alike() && call.batch ? tiles_seen(call, 0, 0) : std::vector<uint8_t>()) {}
 
   int64_t bytes() const {
     int64_t all = 0;
