@@ -355,6 +355,41 @@ def test_who_writes_to_an_array_of_a_mask_changes_the_mask() -> None:
     assert len(prepared._by_numbers) == 6, "three kinds, each with its scale given and not"
 
 
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_an_array_of_pairs_is_read_again_in_every_call(library: str) -> None:
+    """The call is known by which array it is, and not by what the array holds."""
+    prepared._by_numbers.clear()
+    q, k, v = arrays(2, 60, 16)
+    given = [q, k, v] if library == "numpy" else [torch.from_numpy(one) for one in (q, k, v)]
+    cells = np.random.default_rng(0).random((60, 60)) < 0.3
+    for mask in (ch.where(cells), ch.window(20) & ~ch.where(cells) | ch.documents(np.arange(60) // 20)):
+        for count in range(3):
+            expected = ch.attention(q, k, v, mask=mask, kernel="tiled")
+            np.testing.assert_allclose(np.asarray(ch.attention(*given, mask=mask)), expected, atol=1e-6)
+            known = len(prepared._by_numbers)
+            np.testing.assert_allclose(np.asarray(ch.attention(*given, mask=mask)), expected, atol=1e-6)
+            assert len(prepared._by_numbers) == known > 0
+            cells[count * 20 : count * 20 + 20] ^= True
+    assert len(prepared._by_numbers) == 4, "two masks, each with its scale given and not"
+
+
+def test_an_array_of_pairs_is_not_kept_alive_and_never_mistaken_for_another() -> None:
+    given = arrays(2, 60, 16)
+    for seed in range(20):  # the next one may lie where the last one lay
+        cells = np.random.default_rng(seed).random((60, 60)) < 0.5
+        gone, mask = weakref.ref(cells), ch.where(cells)
+        for _ in range(2):
+            found = ch.attention(*given, mask=mask)
+            np.testing.assert_allclose(found, ch.attention(*given, mask=mask, kernel="tiled"), atol=1e-6)
+        wide = ch.where(cells[:, ::-1])
+        np.testing.assert_allclose(
+            ch.attention(*given, mask=wide), ch.attention(*given, mask=wide, kernel="tiled"), atol=1e-6
+        )
+        del cells, mask, wide
+        gc.collect()
+        assert gone() is None
+
+
 def test_few_kinds_with_arrays_are_remembered() -> None:
     given = [torch.randn(1, 1, 9, 8) for _ in range(3)]
     for length in range(2 * prepared.FEW):

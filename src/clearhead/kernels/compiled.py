@@ -69,11 +69,11 @@ class Compiled:
         running.call.reads_values = removes
         ran = running.forward(self.isa)
         self.used = running.call.bytes
-        if not self.isa and not running.lent and not again:
-            if problem.want is not None:
+        if not self.isa and not again:
+            if problem.want is None:
+                remember(problem, running.call, running.effort, running.lent)
+            elif not running.lent:
                 problem.found["again"] = observed_again_of(problem, running.call, running.effort, ran.observed)
-            else:
-                remember(problem, running.call, running.effort)
         return ran
 
     def how(self, problem: Problem) -> str | None:
@@ -130,7 +130,7 @@ class Running:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.grid, self.effort = problem, problem.grid, Effort.of(problem)
         self.kept: list[Any] = []
-        self.lent = False  # the mask reads an array where it lies
+        self.lent: set[int] = set()  # where arrays lie that the mask reads each time
         grid = self.grid
         self.batch = math.prod(grid.batch)
         self.dtype = np.float64 if dtype_name(problem.q) == "float64" else np.float32
@@ -203,8 +203,9 @@ class Running:
                 node.add_numbers(np.ascontiguousarray(rows, dtype=np.int64), each)
         pairs = part.array()
         if pairs is not None:
-            self.lent = True
-            node.array = self.view(to_numpy(pairs))
+            array = to_numpy(pairs)
+            self.lent.add(at(array))
+            node.array = self.view(array)
         order.append(node)
         return len(order) - 1
 

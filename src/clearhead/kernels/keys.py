@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from clearhead.core.arrays import Array
-from clearhead.core.mask import Mask
+from clearhead.core.mask import Mask, Where
 from clearhead.core.mask_keys import mask_key
 
 # bytes of an array up to which it is compared with one that was seen before, and how many of its numbers are its hash
@@ -47,8 +48,36 @@ def as_numbers(array: Array, owner: Mask) -> Numbers | None:
     return Numbers(array) if few else None
 
 
+class Lying:
+    """An array of pairs as part of a key: equal to itself alone, while it is alive and lies as it did.
+
+    Its numbers are no part of it: a native call reads them where they lie, each time.
+    """
+
+    __slots__ = ("array", "place", "said")
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = weakref.ref(array)
+        self.place = int(array.ctypes.data)
+        self.said = (id(array), self.place, array.shape, array.strides, array.dtype.char)
+
+    def __eq__(self, other: object) -> bool:
+        alive = self.array()
+        return isinstance(other, Lying) and alive is not None and alive is other.array() and self.said == other.said
+
+    def __hash__(self) -> int:
+        return hash(self.said)
+
+
+def as_lying(array: Array, owner: Mask) -> Numbers | Lying | None:
+    """An array as it is now, or where it is one of pairs, as it lies."""
+    if type(owner) is Where and isinstance(array, np.ndarray):
+        return Lying(array)
+    return as_numbers(array, owner)
+
+
 def as_copy(array: Array, owner: Mask) -> Numbers | None:
-    """The same, to be kept: who writes to the array does not write to the key."""
+    """The numbers of one, to be kept: who writes to the array does not write to the key."""
     found = as_numbers(array, owner)
     return found if found is None else Numbers(found.array.copy())
 
@@ -70,7 +99,15 @@ def part_of(mask: Any, scale: Any, of_array: Callable[[Array, Mask], Any] = as_n
 
 
 def numbers_in(key: Any) -> list[Numbers]:
-    """The arrays in a key."""
-    if type(key) is tuple:
-        return [one for part in key for one in numbers_in(part)]
-    return [key] if type(key) is Numbers else []
+    """The arrays in a key that are compared by their numbers."""
+    return [one for one in parts_of(key) if type(one) is Numbers]
+
+
+def places_in(key: Any) -> set[int]:
+    """Where the others lie."""
+    return {one.place for one in parts_of(key) if type(one) is Lying}
+
+
+def parts_of(key: Any) -> list[Any]:
+    """What a key is made of, and what its parts are made of."""
+    return [one for part in key for one in parts_of(part)] if type(key) is tuple else [key]

@@ -16,7 +16,7 @@ from clearhead.core.arrays import Array, is_traced
 from clearhead.core.mask import Mask
 from clearhead.core.problem import Problem, default_scale
 from clearhead.kernels.extension import native
-from clearhead.kernels.keys import as_copy, as_none, as_numbers, numbers_in, part_of, to_keep
+from clearhead.kernels.keys import as_copy, as_lying, as_none, as_numbers, numbers_in, part_of, places_in, to_keep
 from clearhead.kernels.threads import allow, crew
 
 # multiply-adds that are worth a thread more, and bytes of keys and values: to have its attention takes some µs. More
@@ -131,7 +131,7 @@ def known(kind: Callable[..., Any], q: Array, k: Array, v: Array, mask: Any, sca
     part = part_of(mask, scale)
     if part is not None:
         return _prepared.get(kind(q, k, v, part, scale))
-    part = part_of(mask, scale, as_numbers)
+    part = part_of(mask, scale, as_lying)
     return None if part is None else _by_numbers.get(kind(q, k, v, part, scale))
 
 
@@ -287,9 +287,13 @@ def allowed(program: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def remember(problem: Problem, call: Any, effort: Effort) -> None:
-    """Keep a native call that has run for the next one of its kind, where arrays, mask and scale say all of it."""
-    if problem.keeps_unrounded:
+def remember(problem: Problem, call: Any, effort: Effort, lent: set[int]) -> None:
+    """Keep a native call that has run for the next one of its kind, where arrays, mask and scale say all of it.
+
+    `lent`: where arrays of pairs lie, which it reads each time. Those have to be the mask's own.
+    """
+    part = part_of(problem.mask, problem.scale, as_lying)
+    if problem.keeps_unrounded or places_in(part) != lent:
         return
     torch, grid = problem.library.name == "torch", problem.grid
     if not torch and not problem.q.dtype.kind == problem.k.dtype.kind == problem.v.dtype.kind == "f":
@@ -302,9 +306,9 @@ def remember(problem: Problem, call: Any, effort: Effort) -> None:
     else:
         for old in list(_by_numbers)[: max(0, len(_by_numbers) + 1 - FEW)]:  # numbers may be others in every call
             _by_numbers.pop(old, None)
-        scales = keep(_by_numbers, problem, kind, one, as_copy)
-    arrays = [number.array for number in numbers_in(part_of(problem.mask, problem.scale, as_numbers))]
-    if torch and all(array.flags.c_contiguous for array in arrays):
+        scales = keep(_by_numbers, problem, kind, one, lambda array, owner: to_keep(as_lying(array, owner)))
+    arrays = [number.array for number in numbers_in(part)]
+    if torch and not lent and all(array.flags.c_contiguous for array in arrays):
         for scale in scales:
             like = shape == problem.q.shape and problem.q.is_contiguous()
             native.remember(
