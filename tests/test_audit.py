@@ -171,16 +171,16 @@ def test_the_audit_is_linear() -> None:
     """Twice the length is about twice the time, where the exact matrix would be four times."""
     import time
 
-    def took(length: int) -> float:
-        q, k, v = drawn(1, length, 8)
-        best = np.inf
-        for _ in range(3):
+    given = {length: drawn(1, length, 8) for length in (16384, 65536)}
+    best = dict.fromkeys(given, np.inf)
+    for turn in range(20):  # by turns, until neither was disturbed by what else the machine does
+        for length, (q, k, v) in given.items():
             start = time.perf_counter()
             ch.audit(ch.linear(), q, k, v, queries=16)
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    assert took(65536) < 6.5 * took(16384)
+            best[length] = min(best[length], time.perf_counter() - start)
+        if turn >= 2 and best[65536] < 6.5 * best[16384]:
+            return
+    assert best[65536] < 6.5 * best[16384]
 
 
 def test_printed_within_any_width() -> None:
