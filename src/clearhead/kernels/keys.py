@@ -78,8 +78,7 @@ def as_lying(array: Array, owner: Mask) -> Numbers | Lying | None:
 
 def as_copy(array: Array, owner: Mask) -> Numbers | None:
     """The numbers of one, to be kept: who writes to the array does not write to the key."""
-    found = as_numbers(array, owner)
-    return found if found is None else Numbers(found.array.copy())
+    return to_keep(as_numbers(array, owner))
 
 
 def to_keep(key: Any) -> Any:
