@@ -125,8 +125,10 @@ void decode_products(const Call& call, int64_t b, int64_t head, int64_t j0, int6
       return;
     }
   std::fill_n(room.q.data(), rows * features, T(0));
-  std::fill_n(room.s.data(), rows * count, none);
+  for (int64_t r = 0; r < rows; ++r) std::fill(room.s.data() + r * count + j1 - j0, room.s.data() + (r + 1) * count, none);
   for (int64_t r = 0; r < rows; ++r) read_row<T>(query(r), call.q.type, call.q.col, call.features, room.q.data() + r * features);
+  if (room.keys.stream().parted)
+    for (int64_t r = 0; r < rows; ++r) part_row<T>(room.q.data() + r * features, features);
   room.keys.each(keys, j1 - j0, [&](const char* at, int64_t stride, int64_t ahead, int64_t from, int64_t some) {
     room.keys.stream().dots(room.q.data(), rows, features, at, stride, ahead, some, room.s.data() + from, count);
   });
@@ -185,6 +187,8 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
                                at, stride, r < kTwice ? ahead : 0, some, sums + r * width);
     }
   });
+  if (room.values.stream().parted)
+    for (int64_t r = 0; r < rows; ++r) join_row<T>(sums + r * width, width);
 }
 
 // Pieces of one row, `step` apart, merged in their order into the first that is not empty; where it is.

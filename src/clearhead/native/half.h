@@ -111,5 +111,31 @@ template <int type> inline void store_as(char* p, Vec<float> v) {
 #endif
 }
 
+// Whether two vectors of a type are read as the numbers at even places and those at odd ones, by one load and one instruction
+// for each. What they meet is brought into that order before, sums out of it afterwards; a vector left over is in its own order.
+#if defined(CLEARHEAD_AVX2) || defined(CLEARHEAD_AVX512)
+template <int type> constexpr bool kParted = type == kBFloat16;
+#else
+template <int type> constexpr bool kParted = false;
+#endif
+
+template <class T> inline void part_row(T* row, int64_t columns) {
+  constexpr int lanes = kLanes<T>;
+  for (int64_t c = 0; c + 2 * lanes <= columns; c += 2 * lanes) {
+    T both[2 * lanes];
+    std::memcpy(both, row + c, sizeof both);
+    for (int x = 0; x < lanes; ++x) row[c + x] = both[2 * x], row[c + lanes + x] = both[2 * x + 1];
+  }
+}
+
+template <class T> inline void join_row(T* row, int64_t columns) {
+  constexpr int lanes = kLanes<T>;
+  for (int64_t c = 0; c + 2 * lanes <= columns; c += 2 * lanes) {
+    T both[2 * lanes];
+    std::memcpy(both, row + c, sizeof both);
+    for (int x = 0; x < lanes; ++x) row[c + 2 * x] = both[x], row[c + 2 * x + 1] = both[lanes + x];
+  }
+}
+
 }  // namespace CLEARHEAD_ISA
 }  // namespace clearhead

@@ -152,7 +152,50 @@ template <class T> inline uint64_t lanes_from(const T* numbers, const T* low) {
   return bits;
 }
 
-// The sums of four vectors.
+#if defined(CLEARHEAD_AVX2) || defined(CLEARHEAD_AVX512)
+// Four vectors folded into one: in each of its lanes of 128 bits, what the lanes of the four add up to, in their order.
+inline Vec<float> folded(const Vec<float>* v) {
+#if defined(CLEARHEAD_AVX512)
+  const __m512d a = (__m512d)(_mm512_unpacklo_ps(v[0], v[1]) + _mm512_unpackhi_ps(v[0], v[1]));
+  const __m512d b = (__m512d)(_mm512_unpacklo_ps(v[2], v[3]) + _mm512_unpackhi_ps(v[2], v[3]));
+  return (__m512)_mm512_mask_blend_pd(0xaa, a, b) + (__m512)_mm512_shuffle_pd(a, b, 0x55);  // a blend has two ports
+#else
+  const __m256d a = (__m256d)(_mm256_unpacklo_ps(v[0], v[1]) + _mm256_unpackhi_ps(v[0], v[1]));
+  const __m256d b = (__m256d)(_mm256_unpacklo_ps(v[2], v[3]) + _mm256_unpackhi_ps(v[2], v[3]));
+  return (__m256)_mm256_blend_pd(a, b, 0xa) + (__m256)_mm256_shuffle_pd(a, b, 0x5);
+#endif
+}
+
+// The sums of `count` times four vectors, folded, `step` apart.
+template <int count> inline void store_folded(const Vec<float>* v, float* out, int64_t step) {
+#if defined(CLEARHEAD_AVX512)
+  if constexpr (count > 1) {
+    static_assert(count <= 4);
+    const auto halved = [](__m512 a, __m512 b) { return _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee); };
+    const __m512 a = halved(v[0], v[1]), b = count == 2 ? a : halved(v[2], v[count - 1]);
+    const __m512 sums = _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+    _mm_storeu_ps(out, _mm512_castps512_ps128(sums));
+    _mm_storeu_ps(out + step, _mm512_extractf32x4_ps(sums, 1));
+    if constexpr (count > 2) _mm_storeu_ps(out + 2 * step, _mm512_extractf32x4_ps(sums, 2));
+    if constexpr (count > 3) _mm_storeu_ps(out + 3 * step, _mm512_extractf32x4_ps(sums, 3));
+    return;
+  }
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v[0]), _mm512_extractf32x8_ps(v[0], 1));
+#else
+  if constexpr (count > 1) {
+    static_assert(count == 2);
+    const __m256 sums = _mm256_permute2f128_ps(v[0], v[1], 0x20) + _mm256_permute2f128_ps(v[0], v[1], 0x31);
+    _mm_storeu_ps(out, _mm256_castps256_ps128(sums));
+    _mm_storeu_ps(out + step, _mm256_extractf128_ps(sums, 1));
+    return;
+  }
+  const __m256 half = v[0];
+#endif
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+#endif
+
+// The sums of four vectors, and of `count` times four, `step` apart.
 template <class T> inline void sums_of_four(const Vec<T>* v, T* out) {
 #if defined(CLEARHEAD_NEON)
   if constexpr (sizeof(T) == 4) {
@@ -161,20 +204,21 @@ template <class T> inline void sums_of_four(const Vec<T>* v, T* out) {
   }
 #elif defined(CLEARHEAD_AVX2) || defined(CLEARHEAD_AVX512)
   if constexpr (sizeof(T) == 4) {
-    __m128 part[4];
-    for (int i = 0; i < 4; ++i) {
-#if defined(CLEARHEAD_AVX512)
-      const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v[i]), _mm512_extractf32x8_ps(v[i], 1));
-#else
-      const __m256 half = v[i];
-#endif
-      part[i] = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-    }
-    _mm_storeu_ps(out, _mm_hadd_ps(_mm_hadd_ps(part[0], part[1]), _mm_hadd_ps(part[2], part[3])));
-    return;
+    const Vec<T> four = folded(v);
+    return store_folded<1>(&four, out, 0);
   }
 #endif
   for (int i = 0; i < 4; ++i) out[i] = sum<T>(v[i]);
+}
+template <class T, int count> inline void sums_of_fours(const Vec<T>* v, T* out, int64_t step) {
+#if defined(CLEARHEAD_AVX2) || defined(CLEARHEAD_AVX512)
+  if constexpr (sizeof(T) == 4) {
+    Vec<T> fours[count];
+    for (int i = 0; i < count; ++i) fours[i] = folded(v + 4 * i);
+    return store_folded<count>(fours, out, step);
+  }
+#endif
+  for (int i = 0; i < count; ++i) sums_of_four<T>(v + 4 * i, out + i * step);
 }
 
 // 2^x of several vectors, in place: exact at whole numbers, within an ulp or so elsewhere, 0 for what is too small for a

@@ -18,6 +18,11 @@ constexpr int kStretch = 16;                  // vectors of one query, or of one
 constexpr int kQueries = kRows == 8 ? 4 : 2;  // queries that go together: with kKeys keys, or kKeys vectors of their sums,
 constexpr int kKeys = 4;                      // they fill half of the registers, or all that there are
 constexpr int kAlone = 8;                     // keys that go together for one query: as many as hide how long each step takes
+#if defined(CLEARHEAD_AVX2) || defined(CLEARHEAD_AVX512)
+constexpr int kSums = 2;                      // sums of one product, so that none waits for the one before; more would have to be
+#else                                         // added up, and while they wait the next rows have begun
+constexpr int kSums = 4;
+#endif
 constexpr int64_t kShared = 64;               // rows that stay in the first cache until all queries have read them
 constexpr int64_t kLine = 64;                 // bytes that memory gives at a time
 constexpr int64_t kLong = 256;                // bytes of a row from which on eight at a time are not foreseen either
@@ -34,6 +39,8 @@ template <int type> constexpr bool kByEight = false;
 inline int64_t read_again(int type) {
 #if defined(CLEARHEAD_NEON)
   if (type == kBFloat16) return 3 * kQueries;  // two instructions for eight of them
+#elif defined(CLEARHEAD_AVX2) || defined(CLEARHEAD_AVX512)
+  if (type == kFloat16 || type == kBFloat16) return 32;  // what copies waits for memory, of which nothing is asked for before
 #endif
   return type == kFloat16 || type == kBFloat16 ? kQueries : 0;
 }
@@ -48,7 +55,7 @@ template <class T, int type> struct Rowwise {
 
   static CLEARHEAD_INLINE Vec<T> at(const char* row, int64_t vec) { return load_number<T, type>(row + vec * bytes); }
 
-  // Two vectors that lie side by side.
+  // Two vectors that lie side by side, in the order that `kParted` tells.
   static CLEARHEAD_INLINE void two(const char* row, int64_t vec, Vec<T>* out) {
 #if defined(CLEARHEAD_NEON)  // one load; what widens a whole register has both multipliers' ports, what shifts has one
     const uint16_t* const p = reinterpret_cast<const uint16_t*>(row + vec * bytes);
@@ -64,8 +71,14 @@ template <class T, int type> struct Rowwise {
       return;
     }
 #endif
-    out[0] = at(row, vec);
-    out[1] = at(row, vec + 1);
+    if constexpr (kParted<type>) {
+      const WordVec both = (WordVec)load_halves(row + vec * bytes);
+      out[0] = (Vec<T>)(both << 16);
+      out[1] = (Vec<T>)(both & 0xffff0000u);
+    } else {
+      out[0] = at(row, vec);
+      out[1] = at(row, vec + 1);
+    }
   }
 
   // `act(vec, number)` for vectors [first, last) of a row, by twos.
@@ -84,6 +97,7 @@ template <class T, int type> struct Rowwise {
   template <int queries, int keys>
   static CLEARHEAD_INLINE void block(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t ahead, T* out,
                                      int64_t step) {
+    static_assert(keys == 1 || keys == 4 || queries == 1);
     const int64_t vecs = columns / lanes;
     const bool asks = queries > 1 || (kByEight<type> && vecs * bytes >= kLong);
     Vec<T> sums[queries][keys] = {};
@@ -102,10 +116,10 @@ template <class T, int type> struct Rowwise {
     if (c < vecs)
       for (int j = 0; j < keys; ++j)
         for (int i = 0; i < queries; ++i) sums[i][j] += load<T>(q + i * columns + c * lanes) * at(rows + j * stride, c);
-    for (int i = 0; i < queries; ++i)
-      if constexpr (keys == 1) out[i * step] = sum<T>(sums[i][0]);
-      else
-        for (int j = 0; j < keys; j += 4) sums_of_four<T>(sums[i] + j, out + i * step + j);
+    if constexpr (keys == 1)
+      for (int i = 0; i < queries; ++i) out[i * step] = sum<T>(sums[i][0]);
+    else if constexpr (queries == 1) sums_of_fours<T, keys / 4>(sums[0], out, 4);
+    else sums_of_fours<T, queries>(sums[0], out, step);
   }
 
   template <int queries, int keys>
@@ -119,7 +133,7 @@ template <class T, int type> struct Rowwise {
   // The same for one query, kept in registers.
   template <int vecs, bool whole>
   static void alone(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t count, T* out) {
-    constexpr int sets = vecs < 4 ? vecs : 4;  // sums, so that none waits for the one before
+    constexpr int sets = vecs < kSums ? vecs : kSums;
     const int64_t all = columns / lanes;
     Vec<T> query[vecs];
     for (int x = 0; x < vecs; ++x) query[x] = load<T>(q + x * lanes);
@@ -135,6 +149,18 @@ template <class T, int type> struct Rowwise {
       return part[0];
     };
     int64_t j = 0;
+#if defined(CLEARHEAD_AVX2) || defined(CLEARHEAD_AVX512)
+    if constexpr (sizeof(T) == 4)  // as many as fill a vector: four at a time would take twice as many steps to add up
+      for (constexpr int fours = lanes / 4; j + lanes <= count; j += lanes) {
+        Vec<T> four[fours];
+        for (int x = 0; x < fours; ++x) {
+          const char* const from = rows + (j + 4 * x) * stride;
+          const Vec<T> sums[4] = {one(from), one(from + stride), one(from + 2 * stride), one(from + 3 * stride)};
+          four[x] = folded(sums);
+        }
+        store_folded<fours>(four, out + j, 4);
+      }
+#endif
     for (; j + 4 <= count; j += 4) {
       const Vec<T> sums[4] = {one(rows + j * stride), one(rows + (j + 1) * stride), one(rows + (j + 2) * stride),
                               one(rows + (j + 3) * stride)};
@@ -172,14 +198,16 @@ template <class T, int type> struct Rowwise {
     int64_t c = 0;
     for (; c + most <= vecs; c += most)
       add_block<queries, most>(weights, step, allowed, columns, c, rows, stride, ahead, count, sums);
-    for (; c < vecs; ++c) add_block<queries, 1>(weights, step, allowed, columns, c, rows, stride, ahead, count, sums);
+    for (; c + 2 <= vecs; c += 2)
+      add_block<queries, 2>(weights, step, allowed, columns, c, rows, stride, ahead, count, sums);
+    if (c < vecs) add_block<queries, 1>(weights, step, allowed, columns, c, rows, stride, ahead, count, sums);
   }
 
   // The same for one query, its sums kept in registers.
   template <int vecs, bool whole>
   static void add_alone(const T* weights, const uint8_t* allowed, int64_t columns, const char* rows, int64_t stride,
                         int64_t count, T* sums) {
-    constexpr int sets = vecs < 8 ? 8 / vecs : 1;  // as above
+    constexpr int sets = vecs < 8 ? 8 / vecs : 1;  // so that none waits for the one before
     const int64_t all = columns / lanes;
     Vec<T> total[sets][vecs] = {};
     for (int x = 0; x < vecs; ++x) total[0][x] = load<T>(sums + x * lanes);
@@ -213,6 +241,7 @@ template <class T> struct Streaming {
   Add add_together[kQueries] = {};
   void (*dots_alone)(const T*, int64_t, const char*, int64_t, int64_t, T*) = nullptr;
   void (*add_alone)(const T*, const uint8_t*, int64_t, const char*, int64_t, int64_t, T*) = nullptr;
+  bool parted = false;  // queries and sums are in the order that `kParted` tells
 
   Streaming() = default;
   Streaming(int type, int64_t columns) {
@@ -257,6 +286,7 @@ template <class T> struct Streaming {
     if constexpr (!kDotted<type>) return false;
     else {
       if (!Way::takes(columns)) return false;
+      parted = false;
       dots_together[0] = Way::template blocks<1, kAlone>;
       dots_together[1] = Way::template blocks<2, kKeys>;
       if constexpr (kQueries == 4) {
@@ -275,6 +305,7 @@ template <class T> struct Streaming {
   }
   template <int type> void choose(int64_t columns) {
     using Way = Rowwise<T, type>;
+    parted = kParted<type>;
     dots_together[0] = Way::template blocks<1, kAlone>;
     add_together[0] = Way::template add_blocks<1>;
     dots_together[1] = Way::template blocks<2, kKeys>;
