@@ -162,7 +162,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
                            work.pairs.data() + place * panel * tiles.depth * kTileDepth / 2, tiles.depth, s, vecs);
     if (const auto& lie = packed.keys_lie; kAsItLies && lie.at)
       return rows_product<T>(lie.at + j0 * lie.stride, j1 - j0, work.q.data() + place * panel * call.features, call.features,
-                             lie.stride, s, vecs);
+                             lie.stride, s, vecs, after < 0 ? nullptr : lie.at + after * lie.stride);
     product<T, false>(packed.k.data() + packed.at(j0) * call.features, rounded(j1 - j0, kRows) / kRows,
                       work.q.data() + place * panel * call.features, call.features, call.features * kRows, s, vecs,
                       after < 0 ? nullptr : packed.k.data() + packed.at(after) * call.features);

@@ -63,7 +63,7 @@ template <class T> struct HeadWorker {
   void begin(int64_t n) {
     const std::vector<uint8_t>& tiles = all.plan->tiles;
     own.resize(all.call, batch_of(n), head_of(n), tiles.empty() ? tiles_seen(all.call, batch_of(n), head_of(n)) : tiles,
-               all.plan->blocks.readers * all.call.group() / all.parts);
+               all.plan->blocks.readers * all.call.group() / all.parts, all.plan->blocks.sparse);
     all.packed[n] = &own;
     if (all.watched) all.observers[n].resize(all.tasks);
   }

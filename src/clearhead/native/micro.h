@@ -150,15 +150,17 @@ constexpr bool kAsItLies = true;
 constexpr bool kAsItLies = false;
 #endif
 
-// C = Aᵀ · B for rows of A; in the last block those past the end are the last once more.
+// C = Aᵀ · B for rows of A; in the last block those past the end are the last once more. `after` is as above.
 template <class T, int vecs = kVecs>
-inline void rows_product(const T* a, int64_t count, const T* b, int64_t depth, int64_t stride, T* c, int wanted) {
+inline void rows_product(const T* a, int64_t count, const T* b, int64_t depth, int64_t stride, T* c, int wanted, const T* after) {
   if constexpr (vecs > 1)
-    if (wanted < vecs) return rows_product<T, vecs - 1>(a, count, b, depth, stride, c, wanted);
+    if (wanted < vecs) return rows_product<T, vecs - 1>(a, count, b, depth, stride, c, wanted, after);
   for (int64_t first = 0; first < count; first += kRows, c += kRows * kPanel<T>) {
     const T* rows[kRows];
     for (int64_t i = 0; i < kRows; ++i) rows[i] = a + std::min(first + i, count - 1) * stride;
-    micro_of<T, false, vecs>([&](int i, int64_t d) CLEARHEAD_LAMBDA { return rows[i][d]; }, b, depth, c);
+    const auto number = [&](int i, int64_t d) CLEARHEAD_LAMBDA { return rows[i][d]; };
+    if (after) micro_of<T, false, vecs, true>(number, b, depth, c, first + kRows < count ? a + (first + kRows) * stride : after);
+    else micro_of<T, false, vecs>(number, b, depth, c);
   }
 }
 

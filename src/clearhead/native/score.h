@@ -15,6 +15,7 @@ constexpr int64_t kTile = 512 / kRows * kRows;
 constexpr int64_t kReach = kTile + 5 * kMaskStep;  // keys of several tiles, of each a few, that are weighed together
 constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
 constexpr int64_t kFewPanels = 4;   // whose queries read a key, for which packing it takes longer than it saves, where it can lie
+constexpr int64_t kSparsePanels = 24;  // the same of keys alone, under masks: of values as they lie, half of each line is not of use
 // keys are packed by blocks of kRows: what starts anywhere else reads other keys than it means
 static_assert(kTile % kMaskStep == 0 && kMaskStep % kRows == 0 && kMaskStep > kRows);
 static_assert(!kTiled || (kTile % kTileGrain == 0 && kMaskStep % kTileGrain == 0));
@@ -89,15 +90,16 @@ template <class T> struct Packed {
   const T* values_at(int64_t j) const { return values_lie.at ? values_lie.at + j * values_lie.stride : v.data() + at(j) * kRows; }
   Lain values_lying() const { return values_lie.at ? Lain{values_lie.stride, kRows} : Lain{kRows, value_stride}; }
 
-  // `seen`: the tiles of keys that a query may see; `readers`: how many queries read a key, on average.
-  void resize(const Call& call, int64_t b, int64_t head, const std::vector<uint8_t>& seen, int64_t readers) {
+  // `seen`: the tiles of keys that a query may see; `readers`: how many queries read a key, on average; `sparse`: few of them all.
+  void resize(const Call& call, int64_t b, int64_t head, const std::vector<uint8_t>& seen, int64_t readers, bool sparse) {
     const int64_t count = find_places(call, seen);
     odd.assign(call.keys, 0);
     odd_tiles.assign(place.size(), 0);
     held.assign(place.size(), 0);
     tiles.resize(call, count);
-    const bool few = kAsItLies && !tiles.used && readers <= kFewPanels * kPanel<T> && !call.wanted.second_look();
-    keys_lie = few ? lying(call.k, b, head, call.features) : Lying();
+    const bool can = kAsItLies && !tiles.used && !call.wanted.second_look(), few = can && readers <= kFewPanels * kPanel<T>;
+    const bool keys_alone = can && sparse && readers <= kSparsePanels * kPanel<T>;
+    keys_lie = few || keys_alone ? lying(call.k, b, head, call.features) : Lying();
     values_lie = few && call.width % kRows == 0 ? lying(call.v, b, head, call.width) : Lying();
     // what an earlier call packed is not counted where nothing is
     k.resize(tiles.used || keys_lie.at ? 0 : rounded(count, kRows) * call.features);
