@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import array_api_strict
@@ -202,3 +204,24 @@ def test_arrays_that_lie_in_files_are_read_as_they_are(tmp_path: Path) -> None:
     assert isinstance(inputs[0], np.memmap)
     got = ch.attention(*inputs, mask=mask, kernel="compiled")
     np.testing.assert_array_equal(got, ch.attention(q, k, v, mask=np.asarray(mask), kernel="compiled"))
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="the system has no large pages to ask for"
+)
+@pytest.mark.parametrize("back", [False, True])
+def test_large_results_are_asked_to_lie_in_large_pages(back: bool) -> None:
+    q, k, v = (torch.ones(1, 8, 20_000, 64, requires_grad=back) for _ in range(3))  # 39 MiB, which malloc maps anew
+    result = ch.attention(q, k, v, mask=ch.window(4), kernel="compiled")
+    if back:
+        (result,) = torch.autograd.grad(result.sum(), v)
+    middle = result.data_ptr() + result.nbytes // 2
+    pieces = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    for piece, after in pairwise(pieces):
+        span = re.search(r"^([0-9a-f]+)-([0-9a-f]+) ", piece, re.MULTILINE)
+        if span and int(span[1], 16) <= middle < int(span[2], 16):
+            assert "hg" in after.splitlines()[0].split()
+            break
+    else:
+        pytest.fail("the result lies nowhere")
+    torch.testing.assert_close(result[0, 0, 100], torch.ones(64))

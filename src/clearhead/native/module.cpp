@@ -20,6 +20,7 @@
 #include "fork.h"
 #include "glance.h"
 #include "kernel.h"
+#include "pages.h"
 #include "pool.h"
 #include "xla.h"
 
@@ -150,6 +151,7 @@ void run(const Call& call, const std::string& isa, int threads, bool back) {
   {
     const Released released;
     if (call.interruptible) call.stop.listen(interrupted);
+    ask_for_large_pages(call, back);
     try {
       (back ? kernel->backward : kernel->forward)(call, threads);
     } catch (const Stopped&) {
