@@ -131,7 +131,7 @@ def before_the_end(array: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.float16])
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8, 16, 32, 33])
 @pytest.mark.parametrize("laid", LAID)
 def test_heads_that_share_keys_of_half_precision(
     laid: str, group: int, dtype: Any, monkeypatch: pytest.MonkeyPatch

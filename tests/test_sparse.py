@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import budget
 import numpy as np
 import pytest
 import torch
@@ -96,6 +97,16 @@ def long_arrays() -> list[np.ndarray]:
 
 
 @functools.cache
+def wide_arrays() -> list[np.ndarray]:
+    return list(np.random.default_rng(9).standard_normal((3, 1, MANY, 40), dtype=np.float32))
+
+
+@functools.cache
+def wide_output(name: str) -> Any:
+    return budget.given(*wide_arrays(), mask=LONG[name])["output"]
+
+
+@functools.cache
 def right_output(name: str) -> np.ndarray:
     return ch.attention(*long_arrays(), mask=LONG[name], kernel="dense")
 
@@ -115,6 +126,20 @@ def test_tasks_of_several_panels_whoever_takes_them(name: str, isa: str, monkeyp
     np.testing.assert_allclose(found[0], right_output(name), rtol=1e-9, atol=1e-11)
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
+
+
+@built
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("name", LONG)
+def test_keys_side_by_side_and_far_apart_give_the_same(name: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that lie side by side are read as they lie, where few see each; those far apart are packed."""
+    monkeypatch.setattr(compiled, "isa", isa)
+    q, k, v = wide_arrays()
+    apart = np.zeros((1, MANY, 100), np.float32)[..., :40]
+    apart[:] = k
+    found, packed = (ch.attention(q, some, v, mask=LONG[name], kernel="compiled") for some in (k, apart))
+    np.testing.assert_array_equal(found, packed)
+    budget.check(found, wide_output(name), MANY, "output")
 
 
 @built

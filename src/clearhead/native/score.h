@@ -15,7 +15,7 @@ constexpr int64_t kTile = 512 / kRows * kRows;
 constexpr int64_t kReach = kTile + 5 * kMaskStep;  // keys of several tiles, of each a few, that are weighed together
 constexpr int64_t kPanels = 8;      // panels of queries that share a tile while it is in the cache
 constexpr int64_t kFewPanels = 4;   // whose queries read a key, for which packing it takes longer than it saves, where it can lie
-constexpr int64_t kSparsePanels = 24;  // the same of keys alone, under masks: of values as they lie, half of each line is not of use
+constexpr int64_t kSparsePanels = 24;  // the same of keys alone, under sparse masks: half of a line of values would be of no use
 // keys are packed by blocks of kRows: what starts anywhere else reads other keys than it means
 static_assert(kTile % kMaskStep == 0 && kMaskStep % kRows == 0 && kMaskStep > kRows);
 static_assert(!kTiled || (kTile % kTileGrain == 0 && kMaskStep % kTileGrain == 0));
