@@ -36,8 +36,8 @@ template <class T> struct Workspace {
     seen.resize(panels);
     if (!TilePacked::takes(call)) return;
     pairs.resize(panels * panel * rounded(call.features, kTileDepth) / 2);
-    weights.resize(kTileKeys / 2 * panel);
-    rest.resize(kTileKeys / 2 * panel);
+    weights.resize(kTileKeys / 2 * kTileWide);
+    rest.resize(kTileKeys / 2 * kTileWide);
   }
 
   int64_t bytes() const {
@@ -87,9 +87,11 @@ inline void accumulate_tiles(const Call& call, const Packed<T>& packed, Workspac
     constexpr int panel = kPanel<T>;
     for (int64_t j = j0; j < j1; j += kTileKeys) {
       const int64_t some = std::min(kTileKeys, j1 - j);
-      split_weights(weights + (j - j0) * panel, some, work.weights.data(), work.rest.data());
-      value_tiles(packed.tiles.values(packed.at(j)), packed.tiles.blocks, work.weights.data(), work.rest.data(), some, values,
-                  vecs);
+      for (int64_t x = 0; x < vecs * kLanes<T>; x += kTileWide) {
+        split_weights(weights + (j - j0) * panel + x, some, work.weights.data(), work.rest.data());
+        value_tiles(packed.tiles.values(packed.at(j)), packed.tiles.blocks, work.weights.data(), work.rest.data(), some,
+                    values + x, vecs);
+      }
     }
     for (int64_t j = j0; odd && j < j1; ++j) {  // what was left out goes to those who see it, one by one
       if (!packed.odd[j]) continue;

@@ -306,7 +306,7 @@ template <class T> std::vector<Size> sizes_as() {
     for (const Size& size : {Size{"shared keys", "tile_rows", kTileRows}, Size{"shared keys", "tile_stretch", kTileStretch},
                              Size{"shared keys", "piece", kPiece}, Size{"shared features", "tile_depth", kTileDepth},
                              Size{"shared features", "two", 2 * kTileDepth}, Size{"shared features", "four", 4 * kTileDepth},
-                             Size{"decoded heads", "tile_rows", kTileRows}})
+                             Size{"decoded heads", "tile_rows", kTileRows}, Size{"features", "tile_blocks", 4 * kTileRows}})
       found.push_back(size);
   if (kTiled)
     for (const char* axis : {"keys", "features"})

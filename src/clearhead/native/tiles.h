@@ -10,6 +10,8 @@
 #include "tiles_neon.h"
 #elif defined(CLEARHEAD_AVX512_BF16)
 #include "tiles_avx512.h"
+#elif defined(CLEARHEAD_AMX)
+#include "few_tiles_amx.h"
 #else
 #include "tiles_amx.h"
 #endif
@@ -31,7 +33,7 @@ constexpr bool kFewTiled = false;
 struct FewTiles {};  // keys and values as they lie are for AMX alone
 constexpr int64_t kTileStretch = 0;
 #endif
-constexpr int64_t kTileKeys = 128;  // keys whose weights, in two parts, stay in the first cache while all features are summed
+// kTileKeys × kTileWide weights, in two parts, stay in the first cache while they are multiplied with all features.
 static_assert(!kTiled || (kTileGrain % kTileRows == 0 && kTileGrain % kRows == 0));
 static_assert(!kTiledValues || (kTileKeys % kTileGrain == 0 && kTileGrain % kTileDepth == 0 && kTileGrain % 8 == 0));
 
@@ -47,7 +49,8 @@ inline void lay_side_by_side(const WordVec* numbers, uint32_t* out) {
 #endif
 }
 
-// The weights of `count` keys, kTileGroup of them side by side, in two parts whose sum they are; zeros up to whole tiles.
+// The weights of `count` keys for kTileWide queries, kTileGroup keys side by side, in two parts whose sum they are; zeros
+// up to whole tiles.
 inline void split_weights(const float* s, int64_t count, uint32_t* weights, uint32_t* rest) {
   constexpr int64_t panel = kPanel<float>, lanes = kLanes<float>, group = kTileGroup;
   constexpr uint32_t half = 0x8000, upper = 0xffff0000;
@@ -57,7 +60,7 @@ inline void split_weights(const float* s, int64_t count, uint32_t* weights, uint
     return bits;
   };
   for (int64_t k = 0; k < rounded(count, kTileDepth); k += group)
-    for (int64_t x = 0; x < panel; x += lanes) {
+    for (int64_t x = 0; x < kTileWide; x += lanes) {
       WordVec more[group], less[group];
       for (int64_t i = 0; i < group; ++i) {
         Vec<float> weight{}, left;
@@ -65,7 +68,7 @@ inline void split_weights(const float* s, int64_t count, uint32_t* weights, uint
         more[i] = part(weight, weight);
         less[i] = part(weight, left);
       }
-      const int64_t at = (k * panel + x * group) / 2;
+      const int64_t at = (k * kTileWide + x * group) / 2;
       lay_side_by_side(more, weights + at);
       lay_side_by_side(less, rest + at);
     }
@@ -80,9 +83,9 @@ inline void copy_row(const char* p, int64_t stride, int64_t count, int64_t room,
 }
 
 inline bool is_odd(const uint16_t* row, int64_t count) {
-  bool found = false;
+  uint16_t found = 0;  // as wide as the numbers: of a bool the compiler makes no vectors
   for (int64_t c = 0; c < count; ++c) found |= (row[c] & 0x7f80) == 0x7f80;
-  return found;
+  return found != 0;
 }
 
 // Eight rows of eight numbers, turned: three times, the first half of the rows laid between the second half.

@@ -10,6 +10,7 @@ namespace clearhead {
 namespace CLEARHEAD_ISA {
 
 constexpr int64_t kTileRows = 8, kTileDepth = 16, kTileGroup = 2, kTileSize = kTileRows * kTileDepth, kTileGrain = kTileRows;
+constexpr int64_t kTileKeys = kTileDepth, kTileWide = kPanel<float>;  // no values go by tiles
 static_assert(kLanes<float> == 16 && kVecs == 3 && kRows == kTileRows);
 struct TileUnit {};  // there is nothing to set up
 

@@ -12,6 +12,7 @@ namespace CLEARHEAD_ISA {
 
 constexpr int64_t kTileRows = 8, kTileDepth = 4, kTileGroup = 4, kTileSize = kTileRows * kTileDepth;
 constexpr int64_t kTileGrain = 32;  // keys whose values lie feature block after feature block
+constexpr int64_t kTileKeys = 128, kTileWide = kPanel<float>;  // keys and queries whose weights go together
 static_assert(kLanes<float> == 4 && kVecs == 3 && kRows == kTileRows);
 struct TileUnit {};  // there is nothing to set up
 
