@@ -10,6 +10,9 @@ from triton.experimental.gluon import language as gl
 from clearhead.kernels.hopper.pipeline import await_others, others_may_begin
 from clearhead.kernels.hopper.top_kernel import denominator
 
+ROWS_OF_NUMBERS = 4  # that are laid out for a tile of queries, the last of them room: one copy brings all
+LAID_OUT = gl.constexpr(ROWS_OF_NUMBERS)
+
 
 class Bins(NamedTuple):
     """Bins of queries, the rows of a map: how many of both, tiles of each bin, its queries if all have as many.
@@ -107,7 +110,7 @@ def half_of(tiles, half):
 def lay_out(peaks, totals, levels, shifts, large, counts, received, queries, keys, skipped, count, each, size, scale,
             factor, N: gl.constexpr, EVEN: gl.constexpr, ALONE: gl.constexpr, TOP: gl.constexpr,
             ADDED: gl.constexpr):  # fmt: skip
-    """Three rows for one tile of queries: shifts, exponents from which keys may be among the largest, corrections.
+    """Rows for one tile of queries: shifts, exponents from which keys may be among the largest, corrections, and room.
 
     A shift is +inf where there is no query, or one that sees nothing or is skipped. With TOP, no query has any yet of
     the largest weights, which are counted from here on; with ADDED, no key has received anything yet.
@@ -131,7 +134,7 @@ def lay_out(peaks, totals, levels, shifts, large, counts, received, queries, key
     level = gl.load(levels + place, inside, 0.0) * factor
     slack = 2**-12 + gl.abs(level) * 2**-18  # keys times queries may round otherwise than queries times keys
     level = gl.where(total > 0, gl.maximum(level - shift - slack, -3e38), float("inf"))
-    entry = (number * count * each + tile).to(gl.int64) * 3 * N + column
+    entry = (number * count * each + tile).to(gl.int64) * LAID_OUT * N + column
     gl.store(shifts + entry, shift)
     gl.store(shifts + entry + N, level)
     gl.store(shifts + entry + 2 * N, correction)

@@ -172,7 +172,7 @@ def looked_at(call: Call) -> second_look.Masked:
     head_dim = call.q.shape[-1]
     name = ("looked at", head_dim)
     if name not in call.mask.lists:
-        config = second_look.by_lists(head_dim)
+        config = second_look.LISTED[head_dim]
         call.mask.lists[name] = tile_runs.backward_runs(
             call.mask, call.problem.mask, call.grid, config.rows * config.consumers, config.columns, call.rows,
             shared=True,

@@ -8,7 +8,8 @@ and its part of a map are sums along a row of
 
 and so stay in registers: no other program adds to them, and every run gives the same bits.
 
-One warp, the producer, copies tiles of queries and their shifts into a pipeline in shared memory. A tile never crosses
+One warp, the producer, copies tiles of queries and their shifts into a pipeline in shared memory (`queries_kernel.py`);
+where programs are small a consumer does it itself, and more of them run on a processor. A tile never crosses
 an edge of the map: each bin of queries has `each` tiles of its own, and what a tile has beyond its bin has the shift
 +inf, which makes the weight 0; so do queries that see nothing.
 
@@ -36,24 +37,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from clearhead.kernels.hopper.bins_kernel import Bins, first_of_bin, first_of_tile, half_of, tiles_seen
+from clearhead.kernels.hopper.bins_kernel import Bins, first_of_bin, half_of, tiles_seen
 from clearhead.kernels.hopper.jobs import head_and_row
-from clearhead.kernels.hopper.pipeline import async_load, await_others, others_may_begin
+from clearhead.kernels.hopper.pipeline import async_load, await_others, barrier, others_may_begin
+from clearhead.kernels.hopper.queries_kernel import (
+    PRODUCER_REGISTERS,
+    LookPipeline,
+    bring,
+    numbers_of,
+    produce_either,
+)
 from clearhead.kernels.hopper.softmax import bits_of, capped, masked_by_bits
 from clearhead.kernels.hopper.top_kernel import end_offers, none_pending, offer
 
 LOG2E = gl.constexpr(math.log2(math.e))
-PRODUCER_REGISTERS = gl.constexpr(24)
 UNMASKED, BY_PLACE, BY_BITS = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)  # how a tile is masked
-
-
-class LookPipeline(NamedTuple):
-    """Slots for tiles of queries and of their numbers; barriers for 'it is there' and 'it was used'."""
-
-    queries: Any
-    numbers: Any
-    full: Any
-    empty: Any
 
 
 class LookOutputs(NamedTuple):
@@ -65,28 +63,6 @@ class LookOutputs(NamedTuple):
     tops: Any
     counts: Any
     found: Any
-
-
-@gluon.jit
-def produce(load, FORM: gl.constexpr, CONFIG: gl.constexpr):
-    """Copy all tiles of queries and what belongs to them, each as soon as its slot is free."""
-    q_rows, shifts, place, tiles, bins, numbers, pipeline = load
-    batch, head, number = place
-    begin, _, _, end = tiles
-    N: gl.constexpr = CONFIG.value.columns
-    PARTS: gl.constexpr = FORM.value.parts
-    for tile in range(begin, end):
-        slot = (tile - begin) % CONFIG.value.stages
-        mbarrier.wait(pipeline.empty.index(slot), (((tile - begin) // CONFIG.value.stages) & 1) ^ 1)
-        full = pipeline.full.index(slot)
-        mbarrier.expect(full, q_rows.block_type.nbytes + PARTS * shifts.block_type.nbytes)
-        listed = tile
-        if FORM.value.tiles:
-            listed = gl.load(numbers + tile)
-        async_load(q_rows, [batch, head, first_of_tile(listed, bins, N), 0], full, pipeline.queries.index(slot))
-        entry = (number * bins.count * bins.each + listed) * 3
-        for part in gl.static_range(PARTS):
-            async_load(shifts, [(entry + part) * N], full, pipeline.numbers.index(slot * PARTS + part))
 
 
 @gluon.jit
@@ -164,7 +140,7 @@ def end_bin(state, outputs, key, keys, number, bins, FORM: gl.constexpr, CONFIG:
 @gluon.jit
 def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """All that one consumer's keys receive, bin by bin."""
-    outputs, first, number, tiles, bins, bounds, _, k_block, k_full, _ = work
+    outputs, first, number, tiles, bins, bounds, _, k_block, k_full, load = work
     ROWS: gl.constexpr = CONFIG.value.rows
     N: gl.constexpr = CONFIG.value.columns
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N, 16])
@@ -191,6 +167,9 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
         pending = none_pending(gl.full([ROWS, N], 0.0, gl.float32, LAYOUT), CONFIG.value.offered)
     state = (nothing, nothing, nothing + float("-inf"), bin, left, pending)
     k = k_block.index(INDEX).reshape([ROWS, FORM.value.head_dim])
+    if CONFIG.value.alone:
+        for tile in range(begin, gl.minimum(begin + CONFIG.value.stages, end)):
+            bring(tile, load, FORM, CONFIG)
     mbarrier.wait(k_full, 0)
     if FORM.value.tiles:
         EACH: gl.constexpr = ROWS * CONFIG.value.consumers * 4
@@ -229,15 +208,15 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
 @gluon.jit
 def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """One tile of queries."""
-    outputs, _, number, tiles, bins, bounds, scales, _, _, pipeline = work
+    outputs, _, number, tiles, bins, bounds, scales, _, _, load = work
+    pipeline = load[6]
     step = tile - tiles[0]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CONFIG.value.columns, 16])
     if MASKED == BY_BITS:  # from memory: products are waited for meanwhile
         sees = (bits_of(sees[0], CONFIG.value.rows, CONFIG.value.columns, layout), sees[1])
     scores = times_queries(k, pipeline, step, CONFIG)
     slot = step % CONFIG.value.stages
-    PARTS: gl.constexpr = FORM.value.parts
-    shift = pipeline.numbers.index(slot * PARTS).load(gl.SliceLayout(0, layout))
+    shift = numbers_of(pipeline, slot, 0, FORM, CONFIG).load(gl.SliceLayout(0, layout))
     scores = warpgroup_mma_wait(0, deps=(scores,))
     received, sums, tops, bin, left, pending = state
     first = tile * CONFIG.value.columns
@@ -247,16 +226,21 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
         first = first_of_bin(bin, bins) + (bins.each - left) * CONFIG.value.columns
     exponent = exponents(scores, shift, first, sees, scales, MASKED, FORM, CONFIG)
     if FORM.value.top:
-        levels = pipeline.numbers.index(slot * PARTS + 1)
+        levels = numbers_of(pipeline, slot, 1, FORM, CONFIG)
         offset = number.to(gl.int64) * bins.queries
         pending = offer(
             pending, exponent, levels, key, first, outputs.counts, outputs.found, offset, CONFIG.value.offered
         )
     weight = gl.exp2(exponent)
     if FORM.value.careful:
-        weight *= pipeline.numbers.index(slot * PARTS + 2).load(gl.SliceLayout(0, layout))[None, :]
+        weight *= numbers_of(pipeline, slot, 2, FORM, CONFIG).load(gl.SliceLayout(0, layout))[None, :]
         exponent = weight  # the largest is sought among weights: what is to be multiplied in differs by query
-    mbarrier.arrive(pipeline.empty.index(slot), count=1)
+    if CONFIG.value.alone:
+        barrier()  # all warps have read the tile
+        if tile + CONFIG.value.stages < tiles[3]:
+            bring(tile + CONFIG.value.stages, load, FORM, CONFIG)
+    else:
+        mbarrier.arrive(pipeline.empty.index(slot), count=1)
     sums += gl.sum(in_thread(weight), 1)
     if FORM.value.map:
         tops = gl.maximum(tops, gl.max(in_thread(exponent), 1))
@@ -276,17 +260,6 @@ def consume_either(work, large, INDEX: gl.constexpr, FORM: gl.constexpr, CAREFUL
         consume(work, INDEX, FORM, CONFIG)
 
 
-@gluon.jit
-def produce_either(load, large, FORM: gl.constexpr, CAREFUL: gl.constexpr, CONFIG: gl.constexpr):
-    """What that form is brought. Where it is the same for both, nobody waits to be told which it is."""
-    if FORM.value.parts == CAREFUL.value.parts:
-        produce(load, FORM, CONFIG)
-    elif gl.load(large) != 0:
-        produce(load, CAREFUL, CONFIG)
-    else:
-        produce(load, FORM, CONFIG)
-
-
 @gluon.jit(
     do_not_specialize=["queries", "keys", "heads", "total", "side", "group", "skipped", "upper", "lower", "count",
                        "each", "size"],
@@ -304,7 +277,6 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
     ROWS: gl.constexpr = CONFIG.value.rows
     STAGES: gl.constexpr = CONFIG.value.stages
     CONSUMERS: gl.constexpr = CONFIG.value.consumers
-    PARTS: gl.constexpr = CAREFUL.value.parts
     N: gl.constexpr = CONFIG.value.columns
     bins = Bins(queries, count, each, size, FORM.value.even, not FORM.value.map)
     words = bits
@@ -345,7 +317,8 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
     k_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(k_full, count=1)
     q_tiles = gl.allocate_shared_memory(q_rows.dtype, [STAGES, 1, 1, N, FORM.value.head_dim], q_rows.layout)
-    number_tiles = gl.allocate_shared_memory(gl.float32, [STAGES * PARTS, N], shifts.layout)
+    COPIES: gl.constexpr = CAREFUL.value.parts * N // shifts.block_shape[0]
+    number_tiles = gl.allocate_shared_memory(gl.float32, [STAGES * COPIES, shifts.block_shape[0]], shifts.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
@@ -361,12 +334,20 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
 
     outputs = LookOutputs(received, parts, sums, tops, counts, found)
     bounds = (keys, upper, lower, numbers, words, aside)
-    work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, pipeline)
     load = (q_rows, shifts, (batch, head, number), tiles, bins, numbers, pipeline)
+    work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, load)
     await_others()
     WARPS: gl.constexpr = ROWS // 16
     REGISTERS: gl.constexpr = CONFIG.value.registers
-    if CONSUMERS == 2:
+    if CONFIG.value.alone:
+        consume_either(work, large, 0, FORM, CAREFUL, CONFIG)
+    elif CONSUMERS == 1:
+        gl.warp_specialize(
+            [(consume_either, (work, large, 0, FORM, CAREFUL, CONFIG)),
+             (produce_either, (load, large, FORM, CAREFUL, CONFIG))],
+            [1], [PRODUCER_REGISTERS],
+        )  # fmt: skip
+    elif CONSUMERS == 2:
         gl.warp_specialize(
             [(consume_either, (work, large, 0, FORM, CAREFUL, CONFIG)),
              (consume_either, (work, large, 1, FORM, CAREFUL, CONFIG)),
