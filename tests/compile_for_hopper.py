@@ -49,6 +49,7 @@ HOPPER: dict[str, tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
     "hopper softcap 128, observed": (128, SOME, {"softcap": 3.0}),
     "hopper full 256, observed": (256, SOME, {}),
     "hopper Longformer 64, observed": (64, SOME, {"mask": ch.window(50, 3) | ch.global_tokens([0, 200])}),
+    "hopper Longformer 128, observed": (128, SOME, {"mask": ch.window(50, 3) | ch.global_tokens([0, 200])}),
     "hopper Longformer 64, last queries": (
         64,
         NONE | {"received": 100},

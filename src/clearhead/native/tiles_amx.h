@@ -70,10 +70,9 @@ class TileUnit {
 };
 #endif
 
-// Tiles are numbered in the instructions themselves, so that no loop can count them.
-
-// s[key][query] for blocks of 16 keys; `depth` tiles of features. Sums are tiles 0 to 2, keys 3, queries' first features stay in
-// 4 to 6, and the others go by in 7: loading a tile takes about as long as multiplying it.
+// s[key][query] for blocks of 16 keys; `depth` tiles of features. Tiles are numbered in the instructions themselves, so that no loop
+// can count them. Sums are tiles 0 to 2, keys 3, queries' first features stay in 4 to 6, and the others go by in 7:
+// loading a tile takes about as long as multiplying it.
 inline void score_tiles(const uint16_t* keys, int64_t blocks, const uint32_t* q, int64_t depth, float* s, int vecs) {
   constexpr int64_t panel = kPanel<float>, row = panel * 4;
   asm volatile("" : : : "memory");
@@ -142,7 +141,7 @@ inline void value_tiles(const uint16_t* v, int64_t stride, const uint32_t* weigh
   if (many > 3) CLEARHEAD_TILE_STORE(3, values + 3 * next, row);
 }
 
-// The same for some keys and all blocks of features.
+// The same for some keys and all blocks of features; of kTileWide queries there is one vector, however many a panel has.
 inline void value_tiles(const uint16_t* v, int64_t blocks, const uint32_t* weights, const uint32_t* rest, int64_t keys,
                         float* values, int) {
   constexpr int64_t panel = kPanel<float>;

@@ -23,14 +23,25 @@ class LookPipeline(NamedTuple):
     empty: Any
 
 
+class QueryTiles(NamedTuple):
+    """What a program is brought, and where to; `place` is a batch row, a head, and both as one number."""
+
+    q_rows: Any
+    shifts: Any
+    place: Any
+    tiles: Any
+    bins: Any
+    numbers: Any
+    pipeline: Any
+
+
 @gluon.jit
 def produce(load, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """Copy all tiles of queries and what belongs to them, each as soon as its slot is free."""
-    _, _, _, tiles, _, _, pipeline = load
-    begin, _, _, end = tiles
+    begin, _, _, end = load.tiles
     for tile in range(begin, end):
         slot = (tile - begin) % CONFIG.value.stages
-        mbarrier.wait(pipeline.empty.index(slot), (((tile - begin) // CONFIG.value.stages) & 1) ^ 1)
+        mbarrier.wait(load.pipeline.empty.index(slot), (((tile - begin) // CONFIG.value.stages) & 1) ^ 1)
         bring(tile, load, FORM, CONFIG)
 
 

@@ -43,6 +43,7 @@ from clearhead.kernels.hopper.pipeline import async_load, await_others, barrier,
 from clearhead.kernels.hopper.queries_kernel import (
     PRODUCER_REGISTERS,
     LookPipeline,
+    QueryTiles,
     bring,
     numbers_of,
     produce_either,
@@ -209,7 +210,7 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
 def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """One tile of queries."""
     outputs, _, number, tiles, bins, bounds, scales, _, _, load = work
-    pipeline = load[6]
+    pipeline = load.pipeline
     step = tile - tiles[0]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CONFIG.value.columns, 16])
     if MASKED == BY_BITS:  # from memory: products are waited for meanwhile
@@ -334,7 +335,7 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
 
     outputs = LookOutputs(received, parts, sums, tops, counts, found)
     bounds = (keys, upper, lower, numbers, words, aside)
-    load = (q_rows, shifts, (batch, head, number), tiles, bins, numbers, pipeline)
+    load = QueryTiles(q_rows, shifts, (batch, head, number), tiles, bins, numbers, pipeline)
     work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, load)
     await_others()
     WARPS: gl.constexpr = ROWS // 16
