@@ -97,7 +97,7 @@ def test_blocks_and_tiles_cover_what_is_seen(name: str) -> None:
 
     found = key_ranges(ONE[name], GRID)
     assert found is not None
-    spans = key_ranges_of(*found, KEYS, 128, torch.device("cpu"), TileConfig(rows=4, columns=4, consumers=2))
+    spans = key_ranges_of(*found, KEYS, 128, torch.device("cpu"), {128: TileConfig(rows=4, columns=4, consumers=2)})
     allowed = dense(ONE[name])[:, :, spans.start : spans.stop]
     edges = spans.edges.numpy()
     assert np.array_equal(pairs(edges[..., 0], edges[..., 1], spans.stop - spans.start), allowed)

@@ -76,11 +76,12 @@ def test_ties_that_overflow_the_list(name: str, head_dim: int, interpreting: Non
     counts = torch.full((1, 2, T), HELD + 1, dtype=torch.int32)
     counts[..., 7] = HELD  # whose list did not overflow, and is left as it is
     weights, indices = torch.full((1, 2, T, top), -3.0), torch.full((1, 2, T, top), -3)
-    search[(-(-T // 64), 2, 1)](
-        q, k, counts, peak, total, weights, indices, *q.stride()[:3], *k.stride()[:3], T, S, 1, 0, 0, prepared.arrays,
-        scale, 1.0, factor,
+    count = 2 * -(-T // 64)
+    search[(3,)](
+        q, k, counts, peak, total, weights, indices, *q.stride()[:3], *k.stride()[:3], T, S, -(-count // 3), count, 2,
+        1, 0, 0, prepared.arrays, scale, 1.0, factor,
         TOP=top, K=8, HEAD_DIM=head_dim, UPPER=False, LOWER=False, PROGRAM=prepared.program, SOFTCAP=False, HELD=HELD,
-        BM=64, BN=64, AFTER=False,
+        BM=64, BN=64, N=1024, AFTER=False,
     )  # fmt: skip
     assert (weights[:, :, 7] == -3).all()
     assert (indices[:, :, 7] == -3).all()

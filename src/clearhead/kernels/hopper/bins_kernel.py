@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from clearhead.kernels.hopper.choose_kernel import denominator
 from clearhead.kernels.hopper.pipeline import await_others, others_may_begin
-from clearhead.kernels.hopper.top_kernel import denominator
 
 ROWS_OF_NUMBERS = 4  # that are laid out for a tile of queries, the last of them room: one copy brings all
 LAID_OUT = gl.constexpr(ROWS_OF_NUMBERS)

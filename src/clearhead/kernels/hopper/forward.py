@@ -142,7 +142,7 @@ def forward(
     slopes, offset = (peak, 0) if alibi is None else (alibi.slopes, alibi.offset - start if start else alibi.offset)
     launch(
         ("attend", entropy, top, unrounded, marked, looked), attend,
-        (min(jobs, processors(q.device)) if config.persistent else jobs,),
+        (min(jobs, processors(q.device) * config.seats) if config.persistent else jobs,),
         described(q, queries, config.rows),
         described(k, keys, config.columns),
         described(v, keys, config.columns),
@@ -153,7 +153,7 @@ def forward(
         edges, table, numbers, bits, slopes, offset, queries, keys, heads, heads // k.shape[1],
         jobs, side, upper, upper - (window or 0), int(several),
         scale, softcap or 1.0, (scale if softcap is None else 1.0) * math.log2(math.e),
-        form, config, num_warps=config.rows // 16,
+        form, config, num_warps=config.rows // 16, **({"maxnreg": config.limit} if config.limit else {}),
     )  # fmt: skip
     return Done(output, peak, total, lse, largest, entropies, levels, whole, odd)
 

@@ -94,21 +94,19 @@ def seen_by(call: Call) -> Seen:
     """The mask in the terms of these kernels."""
     span, keys = call.mask.span, call.grid.keys
     if call.form.program is not None or call.form.span_by_row or (span.low > -FAR and span.high >= FAR):
-        head_dim = call.q.shape[-1]
-        name = ("ranges", head_dim)
-        if name not in call.mask.lists:
+        head_dim, known = call.q.shape[-1], call.mask.lists
+        runs, ranges = ("runs", head_dim), ("ranges", head_dim, call.problem.want is not None)
+        if runs not in known and ranges not in known:
             found = ranges_of(call.problem)
             if found is None:
-                call.mask.lists[name] = tile_runs.forward_runs(
-                    call.mask, call.problem.mask, call.grid, head_dim, call.rows
-                )
+                known[runs] = tile_runs.forward_runs(call.mask, call.problem.mask, call.grid, head_dim, call.rows)
             else:
                 starts, stops = found
-                call.mask.lists[name] = schedule.key_ranges_of(starts, stops, keys, head_dim, call.device)
-        laid = call.mask.lists[name]
-        if isinstance(laid, tile_runs.TileRuns):
-            return Seen(keys, None, None, runs=laid)
-        return Seen(keys, None, None, laid)
+                few = schedule.OBSERVED if call.problem.want is not None else schedule.LISTED
+                known[ranges] = schedule.key_ranges_of(starts, stops, keys, head_dim, call.device, few=few)
+        if runs in known:
+            return Seen(keys, None, None, runs=known[runs])
+        return Seen(keys, None, None, known[ranges])
     upper = None if span.high >= FAR else span.high
     return Seen(span.limit, upper, None if upper is None or span.low <= -FAR else upper - span.low)
 
@@ -188,8 +186,8 @@ def turned_runs(call: Call) -> tuple[tile_runs.TileRuns, torch.Tensor | None]:
     if name not in call.mask.lists:
         columns, rows = backward.CONFIGS[head_dim].columns, call.q.shape[0] * call.k.shape[1]
         turned = tile_runs.backward_runs(call.mask, call.problem.mask, call.grid, backward.KEYS, columns, rows)
-        seen = call.mask.lists.get(("ranges", head_dim))
-        if not isinstance(seen, tile_runs.TileRuns):  # the forward went by ranges of keys, or by another kernel
+        seen = call.mask.lists.get(("runs", head_dim))
+        if seen is None:  # the forward went by ranges of keys, or by another kernel
             seen = tile_runs.forward_runs(call.mask, call.problem.mask, call.grid, head_dim, call.rows)
         call.mask.lists[name] = (turned, seen.unseen)
     found: tuple[tile_runs.TileRuns, torch.Tensor | None] = call.mask.lists[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,7 +24,9 @@ class TileConfig:
     overlap: bool = True
     turns: bool = True
     apart: bool = False  # the output has a place of its own in shared memory, so that the next queries come early
-    persistent: bool = False  # as many programs as there are processors, each with several blocks of queries
+    persistent: bool = False  # as many programs as run at once, each with several blocks of queries
+    limit: int = 0  # registers of a thread in the mean, so that several programs run on a processor; 0: all that it has
+    seats: int = 1  # programs that run on a processor at once
 
 
 # by head_dim, what 64k registers and 227 KB of shared memory hold
@@ -37,6 +40,14 @@ SHORT = CONFIGS | {
     64: TileConfig(stages=3, apart=True, persistent=True),
     128: TileConfig(apart=True, persistent=True),
 }
+# The same under lists of tiles, or where each query has a run of keys of its own. Small tiles hold less that is not
+# seen, and programs with one consumer wait for each other least where several run on a processor. On an H200, 64
+# features: of the time of SHORT Longformer 0.82, BigBird 0.51, block top-k 0.38, prefix + window 0.95, documents 0.93.
+LISTED = SHORT | {64: TileConfig(64, 3, 1, apart=True, persistent=True, limit=80, seats=3)}
+# The same where many of those tiles are mixed. 128 features: 0.88, 0.59, 0.56; where few are, prefix and window, 1.08.
+MIXED = LISTED | {128: TileConfig(64, 3, 1, persistent=True, limit=128, seats=2)}
+# The same where each query has a run of keys of its own, and is observed. Documents, 128 features: 0.95 of both looks.
+OBSERVED = LISTED | {128: TileConfig(64, 2, 1, apart=True, persistent=True, limit=128, seats=2)}
 FEW = 2048  # keys that a query sees, in the mean
 WAVES = 4  # blocks for each processor, of heads side by side
 ROUNDS = 6  # blocks for each program, up to which it matters who has which
@@ -75,14 +86,18 @@ class KeyRanges(NamedTuple):
 
 
 def key_ranges_of(
-    starts: np.ndarray, stops: np.ndarray, keys: int, head_dim: int, on: torch.device, config: TileConfig | None = None
-) -> KeyRanges:
-    """Runs of keys on the device. Starts and stops are (1 or B, T); where start ≥ stop, a query sees nothing."""
+    starts: np.ndarray, stops: np.ndarray, keys: int, head_dim: int, on: torch.device,
+    few: Mapping[int, TileConfig] | None = None,
+) -> KeyRanges:  # fmt: skip
+    """Runs of keys on the device. Starts and stops are (1 or B, T); where start ≥ stop, a query sees nothing.
+
+    `few`: the configs where queries see few keys.
+    """
     none = starts >= stops
     if none.any():
         starts, stops = np.where(none, keys, starts), np.where(none, 0, stops)
     seen = int(stops.sum(dtype=np.int64) - starts.sum(dtype=np.int64)) + keys * int(np.count_nonzero(none))
-    config = config or preferred(head_dim, seen // max(none.size, 1))
+    config = ((few or LISTED) if seen // max(none.size, 1) <= FEW else CONFIGS)[head_dim]
     start, stop = int(starts.min(initial=keys)), int(stops.max(initial=0))
     size = max(stop - start, 0)
     # a query that sees nothing starts after all keys, and lets no tile be full

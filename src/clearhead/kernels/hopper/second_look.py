@@ -1,4 +1,4 @@
-"""Launching Hopper's second look (`weights_kernel.py`, `top_kernel.py`): received, pooled map, largest weights."""
+"""Launching Hopper's second look (`weights_kernel.py`, `choose_kernel.py`): received, pooled map, largest weights."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from clearhead.kernels.gpu.repair import begun_early
 from clearhead.kernels.gpu.tuning import pooling
 from clearhead.kernels.hopper.accepts import MOST_HEADS
 from clearhead.kernels.hopper.bins_kernel import ROWS_OF_NUMBERS, lay_out
+from clearhead.kernels.hopper.choose_kernel import choose
 from clearhead.kernels.hopper.forward import Done, described
 from clearhead.kernels.hopper.mend import Searched
 from clearhead.kernels.hopper.parts_kernel import add_parts
 from clearhead.kernels.hopper.schedule import side_by_side
 from clearhead.kernels.hopper.tile_runs import TileRuns
-from clearhead.kernels.hopper.top_kernel import HELD, choose, search
+from clearhead.kernels.hopper.top_kernel import HELD, search
 from clearhead.kernels.hopper.weights_kernel import by_key
 
-CHOOSING = 4  # warps that choose the largest of eight queries each
+CHOOSING = 4  # warps that choose the largest, of so many queries each:
+SORTED, BY_ROUNDS = 16, 8
+SEARCHED = 64  # queries whose largest are searched for together
 MOST_COPIED = 256  # numbers side by side that one copy brings
 EVENLY = 1.5  # causal programs for each that runs at once, from which on their shares are about even, measured
 
@@ -220,8 +223,9 @@ def look(
         shape = (batch, heads, queries, top)
         best = Top(launch.room(shape, torch.int64, q.device), new(shape))
         power = 1 << (top - 1).bit_length()
+        at_once = CHOOSING * (SORTED if top <= 8 else BY_ROUNDS)
         launch(
-            ("choose", name), choose, (-(-batch * heads * queries // (8 * CHOOSING)),),
+            ("choose", name), choose, (-(-batch * heads * queries // at_once),),
             counts, found, done.peak, done.total, best.weights, best.indices, batch * heads * queries,
             scale if softcap is None else 1.0, factor, top, power, num_warps=CHOOSING,
             launch_pdl=True,
@@ -237,11 +241,14 @@ def look(
             return Observations(got, flat, best)
         if q.stride(-1) != 1 or k.stride(-1) != 1:
             q, k = q.contiguous(), k.contiguous()
+        several = batch * heads * -(-queries // SEARCHED)
+        programs = min(several, processors(q.device))
         launch(
-            ("search", name), search, (-(-queries // 64), heads, batch),
+            ("search", name), search, (programs,),
             q, k, counts, done.peak, done.total, best.weights, best.indices, *q.stride()[:3], *k.stride()[:3],
-            queries, keys, *numbers[:3], () if masked is None else masked.arrays, *numbers[3:],
-            **constants, BM=64, BN=64, num_warps=4, num_stages=1, **begun_early(q.device),
+            queries, keys, -(-several // programs), several, heads, *numbers[:3],
+            () if masked is None else masked.arrays, *numbers[3:],
+            **constants, BM=SEARCHED, BN=64, N=1024, num_warps=4, num_stages=1, **begun_early(q.device),
         )  # fmt: skip
     return Observations(got, flat, best)
 

@@ -13,9 +13,10 @@ from clearhead.core.mask import Mask
 from clearhead.kernels.gpu.device import Lists
 from clearhead.kernels.gpu.masks import Prepared, tiles, upload
 from clearhead.kernels.gpu.tile_lists_kernel import tile_bits
-from clearhead.kernels.hopper.schedule import CONFIGS, FEW, SHORT, TileConfig
+from clearhead.kernels.hopper.schedule import CONFIGS, FEW, LISTED, MIXED, TileConfig
 
 NOTHING, EVERYTHING = 0, 1  # the first two of the tiles that bits tell of
+OFTEN = 1 / 3  # of the tiles, from which on many are mixed
 UNEVEN = 3  # times the mean, from which on a block is long: programs with many blocks each would have unequal shares
 LONG = 2  # times the mean, from which on a block's tiles are shared out among programs that add up what they find
 
@@ -39,11 +40,16 @@ class TileRuns(NamedTuple):
 
 def forward_runs(prepared: Prepared, mask: Mask | None, grid: Grid, head_dim: int, heads: int) -> TileRuns:
     """For blocks of queries, tiles of keys; `heads` of all batch rows."""
-    config = SHORT[head_dim]
+    config = LISTED[head_dim]
     lists, counts = listed(prepared, mask, grid, config.rows * config.consumers, config.columns)
     some = counts[:, 1:].sum(-1)
-    if some.mean() * config.columns > FEW:
-        config = CONFIGS[head_dim]
+    better = config
+    if counts[:, 1].sum() > OFTEN * some.sum():
+        better = MIXED[head_dim]
+    elif some.mean() * config.columns > FEW:
+        better = CONFIGS[head_dim]
+    if better != config:
+        config = better
         lists, counts = listed(prepared, mask, grid, config.rows * config.consumers, config.columns)
         some = counts[:, 1:].sum(-1)
     if config.persistent and some.max(initial=0) > UNEVEN * some.mean():

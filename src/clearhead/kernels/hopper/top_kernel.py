@@ -2,8 +2,8 @@
 
 The forward gives for each query a score that at least `top` keys reach, and seldom more than one or two others do (see
 `level_of` in `softmax.py`). The second look offers every weight; the few that reach the level are put on the query's
-list, in whatever order they come. `choose` sorts them out: by weight, then by key, so that the order does not matter.
-A query with more candidates than its list holds is looked at again by `search`.
+list, in whatever order they come. `choose_kernel.py` sorts them out. A query with more candidates than its list holds
+is looked at again by `search`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from clearhead.kernels.gpu.device import allowed_by_program
+from clearhead.kernels.gpu.repair_kernel import part_of
 from clearhead.kernels.gpu.tile_lists_kernel import Only
-from clearhead.kernels.hopper.pipeline import await_others, others_may_begin
+from clearhead.kernels.hopper.pipeline import await_others
 
 HELD = 32  # candidates that a list holds
 LISTED = gl.constexpr(HELD)
-NO_KEY = gl.constexpr(2147483647)
 
 
 def offering(count: int) -> tuple[str, str]:
@@ -124,30 +125,36 @@ def none_pending(like, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def offer(pending, exponent, levels, key, first, counts, found, offset, COUNT: gl.constexpr):
+def offer(pending, exponent, levels, key, first, counts, found, offset, CONFIG: gl.constexpr):
     """Put keys whose weight is above the level of a query, which is in shared memory, on its list; what is pending."""
     _, key = gl.broadcast(exponent, key[:, None])
     counters = (counts + offset).to(gl.int64)
     lists = (found + offset * LISTED).to(gl.int64)
-    return offer_columns(pending, exponent, levels, key, first, counters, lists, COUNT)
+    return offer_columns(pending, exponent, levels, key, first, counters, lists, CONFIG)
 
 
 @gluon.jit
-def offer_columns(pending, exponent, levels, key, first, counters, lists, COUNT: gl.constexpr):
-    """The same, by so many columns at a time that a thread has COUNT weights."""
+def offer_columns(pending, exponent, levels, key, first, counters, lists, CONFIG: gl.constexpr):
+    """The same, by so many columns at a time that a thread has as many weights as it compares at once."""
+    COUNT: gl.constexpr = CONFIG.value.offered
     HALF: gl.constexpr = exponent.shape[1] // 2
     if HALF >= 2 * COUNT:
         left, right = halves(exponent)
         key_left, key_right = halves(key)
-        pending = offer_columns(pending, left, levels.slice(0, HALF), key_left, first, counters, lists, COUNT)
+        pending = offer_columns(pending, left, levels.slice(0, HALF), key_left, first, counters, lists, CONFIG)
         pending = offer_columns(
-            pending, right, levels.slice(HALF, HALF), key_right, first + HALF, counters, lists, COUNT
+            pending, right, levels.slice(HALF, HALF), key_right, first + HALF, counters, lists, CONFIG
         )
     else:
         layout: gl.constexpr = gl.SliceLayout(0, exponent.type.layout)
         # the first of a thread's columns: 2 · (lane modulo 4)
         query = first + (gl.arange(0, 2 * HALF, layout) & 6)[None, :]
-        operands = [exponent, levels.load(layout)[None, :], key, query, pending, counters, lists]
+        levels = levels.load(layout)
+        if CONFIG.value.alone:
+            # the last that is read of a tile before the next is copied into its place; a fence later on, where the
+            # compiler would put it, waits for the places that are asked for below
+            fence_async_shared()
+        operands = [exponent, levels[None, :], key, query, pending, counters, lists]
         TEXT: gl.constexpr = BY_32 if COUNT == 32 else BY_16
         pending = gl.inline_asm_elementwise(TEXT[0], TEXT[1], operands, gl.int32, False, COUNT)
     return pending
@@ -161,101 +168,37 @@ def end_offers(pending, found, offset, COUNT: gl.constexpr):
     gl.inline_asm_elementwise(TEXT[0], TEXT[1], [pending, lists], gl.int32, False, COUNT)
 
 
-@gluon.jit
-def denominator(peak, total, scale, factor):
-    """(shift, correction): a weight is 2^(factor · score − shift) · correction; the correction is 1 but for rounding.
-
-    `peak` is the largest score times scale. The shift is relative to the factor as rounded: the two products have to
-    cancel, however large both are. Where a query sees nothing its shift is +inf, and NaN where a score is none.
-    """
-    peak = gl.where(total > 0, peak, 0.0)  # −inf − −inf is no number
-    exact = peak.to(gl.float64) * (factor.to(gl.float64) / scale.to(gl.float64))
-    some = gl.where(total > 0, total, 1.0)
-    power = gl.log2(some)
-    shift = (exact + power.to(gl.float64)).to(gl.float32)
-    lost = (shift.to(gl.float64) - exact - power.to(gl.float64)).to(gl.float32)
-    unseen = gl.where(total == total, float("inf"), total)  # a sum keeps NaN where a maximum does not
-    return gl.where(total > 0, shift, unseen), gl.exp2(lost) * (gl.exp2(power) / some)
-
-
-@gluon.jit(do_not_specialize=["rows"])
-def choose(counts, found, peaks, totals, weights, indices, rows, scale, factor, TOP: gl.constexpr, K: gl.constexpr):
-    """The largest weights of a block of queries, in descending order, and their keys, from their lists.
-
-    K is TOP or the next power of two. Most lists are less than half full. Four threads have a query, each a part of its
-    list and of its results, side by side in memory: with one a query there were too few to wait for memory with.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    ROWS: gl.constexpr = 8 * gl.num_warps()
-    first = gl.program_id(0) * ROWS
-    row = first + gl.arange(0, ROWS, layout)
-    await_others()
-    others_may_begin()
-    many = gl.max(gl.load(counts + row, row < rows, 0), 0)
-    if many <= LISTED // 2:
-        choose_of(counts, found, peaks, totals, weights, indices, first, rows, scale, factor, LISTED // 2, TOP, K)
-    else:
-        choose_of(counts, found, peaks, totals, weights, indices, first, rows, scale, factor, LISTED, TOP, K)
-
-
-@gluon.jit
-def choose_of(counts, found, peaks, totals, weights, indices, first, rows, scale, factor, SLOTS: gl.constexpr,
-              TOP: gl.constexpr, K: gl.constexpr):  # fmt: skip
-    """The same where lists hold so many at most."""
-    ROWS: gl.constexpr = 8 * gl.num_warps()
-    layout: gl.constexpr = gl.BlockedLayout([1, SLOTS // 4], [8, 4], [gl.num_warps(), 1], [1, 0])
-    EACH: gl.constexpr = K // 4 if K >= 4 else 1
-    ranks: gl.constexpr = gl.BlockedLayout([1, EACH], [8, 4], [gl.num_warps(), 1], [1, 0])
-    by_row: gl.constexpr = gl.SliceLayout(1, ranks)
-    row = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    count = gl.load(counts + row, row < rows, 0)
-    peak = gl.load(peaks + row, row < rows, 0.0)
-    total = gl.load(totals + row, row < rows, 0.0)
-    slot = gl.arange(0, SLOTS, gl.SliceLayout(0, layout))
-    listed = slot[None, :] < count[:, None]
-    entry = gl.load(found + row.to(gl.int64)[:, None] * LISTED + slot[None, :], listed, 0)
-    exponent = gl.where(listed, entry.to(gl.int32).to(gl.float32, bitcast=True), float("-inf"))
-    key = gl.where(listed, (entry >> 32).to(gl.int32), NO_KEY)
-    _, correction = denominator(peak, total, scale, factor)
-    column = gl.arange(0, K, gl.SliceLayout(0, ranks))[None, :]
-    best = gl.full([ROWS, K], 0.0, gl.float32, ranks)
-    keys = gl.full([ROWS, K], -1, gl.int32, ranks)
-    for rank in gl.static_range(TOP):
-        most = gl.max(exponent, 1)
-        chosen = gl.min(gl.where(exponent == most[:, None], key, NO_KEY), 1)
-        weight = gl.where(total == total, gl.exp2(most) * correction, total)
-        which = gl.where(weight > 0, chosen, -1)
-        best = gl.where(column == rank, gl.convert_layout(weight, by_row, assert_trivial=True)[:, None], best)
-        keys = gl.where(column == rank, gl.convert_layout(which, by_row, assert_trivial=True)[:, None], keys)
-        exponent = gl.where(key == chosen[:, None], float("-inf"), exponent)
-    row = gl.convert_layout(row, by_row, assert_trivial=True)
-    place = row.to(gl.int64)[:, None] * TOP + column
-    written = (row < rows)[:, None] & (column < TOP)
-    gl.store(weights + place, best, written)
-    gl.store(indices + place, keys.to(gl.int64), written)
-
-
-@triton.jit(do_not_specialize=["T", "S", "group", "upper", "lower", "mask"])
+@triton.jit(do_not_specialize=["T", "S", "each", "count", "heads", "group", "upper", "lower", "mask"])
 def search(
-    q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row, T, S, group,
-    upper, lower, mask, scale, softcap, factor,
+    q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row, T, S, each, count,
+    heads, group, upper, lower, mask, scale, softcap, factor,
     TOP: tl.constexpr, K: tl.constexpr, HEAD_DIM: tl.constexpr, UPPER: tl.constexpr, LOWER: tl.constexpr,
     PROGRAM: tl.constexpr, SOFTCAP: tl.constexpr, HELD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    AFTER: tl.constexpr,
+    N: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    """The largest weights of the queries of a block that had more candidates than a list holds; mostly there are none.
+    """The largest weights of the queries that had more candidates than a list holds; mostly there are none.
 
-    K is TOP or the next power of two. PROGRAM is a mask of any kind, with `mask` as its arrays, or None. With AFTER it
-    may begin before the largest weights are chosen.
+    A program has `each` of `count` blocks of queries. K is TOP or the next power of two. PROGRAM is a mask of any kind,
+    with `mask` as its arrays, or None. With AFTER it may begin while the largest weights are still being chosen, all
+    else being there.
     """
-    head, batch = tl.program_id(1), tl.program_id(2)
+    blocks, first, last, start, stop = part_of(tl.program_id(0), T, each, count, BM)
+    some = 0
+    for at in range(start, stop, N):
+        places = at + tl.arange(0, N)
+        many = tl.load(counts + places, mask=places < stop, other=0, cache_modifier=".cg") > HELD
+        some = tl.maximum(some, tl.max(many.to(tl.int32), 0))
     if AFTER:
         await_others()
-    search_block(
-        q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row, T, S, group,
-        upper, lower, mask, scale, softcap, factor, tl.program_id(0), head, batch, batch * tl.num_programs(1) + head,
-        TOP, K, HEAD_DIM, UPPER, LOWER, PROGRAM, SOFTCAP, HELD, BM, BN,
-    )  # fmt: skip
+    if some > 0:
+        for index in range(first, last):
+            number, block = index // blocks, index % blocks
+            head, batch = tl.cast(number % heads, tl.int32), tl.cast(number // heads, tl.int32)
+            search_block(
+                q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row, T, S,
+                group, upper, lower, mask, scale, softcap, factor, block, head, batch, number,
+                TOP, K, HEAD_DIM, UPPER, LOWER, PROGRAM, SOFTCAP, HELD, BM, BN,
+            )  # fmt: skip
 
 
 @triton.jit

@@ -229,9 +229,7 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     if FORM.value.top:
         levels = numbers_of(pipeline, slot, 1, FORM, CONFIG)
         offset = number.to(gl.int64) * bins.queries
-        pending = offer(
-            pending, exponent, levels, key, first, outputs.counts, outputs.found, offset, CONFIG.value.offered
-        )
+        pending = offer(pending, exponent, levels, key, first, outputs.counts, outputs.found, offset, CONFIG)
     weight = gl.exp2(exponent)
     if FORM.value.careful:
         weight *= numbers_of(pipeline, slot, 2, FORM, CONFIG).load(gl.SliceLayout(0, layout))[None, :]
