@@ -1,6 +1,8 @@
 """Hopper's kernels in tiles of other sizes: is each right by the tests' own cases and budget, and how fast.
 
-    python bench/tune_hopper.py [forward|look|backward …] [--head-dims 128 64] [--seconds 120]
+    python bench/tune_hopper.py [forward|lists|look|backward …] [--head-dims 128 64] [--seconds 120]
+
+Times are of full and causal calls; with `lists`, of a call under each of the sparse masks, forward and then observed.
 
 A wrong barrier can hang the GPU, so every candidate is checked in a process of its own, which is ended when its time is
 up; all of them compile and check at once. Those that were right are timed one after another, each in a new process too:
@@ -10,10 +12,10 @@ a call keeps the kernels that it was first made with.
 from __future__ import annotations
 
 import argparse
-import math
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,13 @@ CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
         "3 consumers, no overlap": {"consumers": 3, "registers": 160, "overlap": False},
         "64 columns": {"columns": 64, "stages": 4},
     },
+    "lists": {
+        "in use": {},
+        "as without lists": {"columns": 128, "stages": 2, "consumers": 2, "apart": True, "limit": 0, "seats": 1},
+        "2 programs": {"columns": 64, "stages": 3, "consumers": 1, "apart": False, "limit": 128, "seats": 2},
+        "2 programs, 2 stages": {"columns": 64, "stages": 2, "consumers": 1, "apart": True, "limit": 128, "seats": 2},
+        "2 programs, 128 columns": {"columns": 128, "stages": 2, "consumers": 1, "limit": 128, "seats": 2},
+    },
     "look": {
         "in use": {},
         "4 stages, by 32": {"stages": 4, "offered": 32},
@@ -42,7 +51,7 @@ CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
     "backward": {"in use": {}, "1 wave": {"waves": 1}, "4 waves": {"waves": 4}},
 }
 CASES = ("none", "causal", "window", "softcap", "documents")
-LENGTH, HEADS = 16384, 16
+LENGTH, HEADS, LISTED_LENGTH = 16384, 16, 8192
 
 
 def use(part: str, head_dim: int, changes: dict[str, Any]) -> None:
@@ -53,6 +62,9 @@ def use(part: str, head_dim: int, changes: dict[str, Any]) -> None:
 
     if part == "forward":
         for table in (schedule.CONFIGS, schedule.SHORT):
+            table[head_dim] = replace(table[head_dim], **changes)
+    elif part == "lists":
+        for table in (schedule.LISTED, schedule.MIXED, schedule.OBSERVED):
             table[head_dim] = replace(table[head_dim], **changes)
     elif part == "backward":
         backward.CONFIGS[head_dim] = replace(backward.CONFIGS[head_dim], **changes)
@@ -71,14 +83,23 @@ def check(head_dim: int) -> None:
 
 
 def measure(part: str, head_dim: int) -> None:
-    """Milliseconds, full and causal."""
+    """Milliseconds, full and causal, or under each of the sparse masks."""
     import torch
+    from sparse_masks import patterns
     from triton.testing import do_bench
 
     import clearhead as ch
 
-    q, k, v = (torch.randn((1, HEADS, LENGTH, head_dim), device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    length = LISTED_LENGTH if part == "lists" else LENGTH
+    q, k, v = (torch.randn((1, HEADS, length, head_dim), device="cuda", dtype=torch.bfloat16) for _ in range(3))
     found = []
+    if part == "lists":
+        for mask, _ in patterns(length, "cuda", 64).values():
+            for call in (ch.attention, partial(ch.observe, received=True, top=8)):
+                under = partial(call, q, k, v, mask=mask, kernel="hopper")
+                found.append(float(do_bench(under, warmup=20, rep=60, return_mode="median")))
+        print(*found)
+        return
     for mask in (None, ch.causal()):
         calls = {
             "forward": lambda mask=mask: ch.attention(q, k, v, mask=mask, kernel="hopper"),
@@ -113,13 +134,12 @@ def compare(part: str, head_dim: int, seconds: float) -> None:
     checks = {name: spawn("check", part, name, head_dim) for name in CANDIDATES[part]}
     for name, process in checks.items():
         right, said = until(process, end)
-        times = (math.nan, math.nan)
+        times = ""
         if right:
             right, said = until(spawn("time", part, name, head_dim), time.time() + seconds)
         if right:
-            full, causal = map(float, said.split())
-            times, said = (full, causal), "right"
-        print(f"  {part:<8} D {head_dim:>3} {name:<26} {times[0]:8.3f} {times[1]:8.3f} ms  {said[:90]}", flush=True)
+            times, said = " ".join(f"{float(each):8.3f}" for each in said.split()), "right"
+        print(f"  {part:<8} D {head_dim:>3} {name:<26} {times} ms  {said[:90]}", flush=True)
 
 
 def main() -> int:
