@@ -43,11 +43,11 @@ SHORT = CONFIGS | {
 # The same under lists of tiles, or where each query has a run of keys of its own. Small tiles hold less that is not
 # seen, and programs with one consumer wait for each other least where several run on a processor. On an H200, 64
 # features: of the time of SHORT Longformer 0.82, BigBird 0.51, block top-k 0.38, prefix + window 0.95, documents 0.93.
-LISTED = SHORT | {64: TileConfig(64, 3, 1, apart=True, persistent=True, limit=80, seats=3)}
+LISTED = SHORT | {64: TileConfig(64, 3, 1, turns=False, apart=True, persistent=True, limit=80, seats=3)}
 # The same where many of those tiles are mixed. 128 features: 0.88, 0.59, 0.56; where few are, prefix and window, 1.08.
-MIXED = LISTED | {128: TileConfig(64, 3, 1, persistent=True, limit=128, seats=2)}
+MIXED = LISTED | {128: TileConfig(64, 3, 1, turns=False, persistent=True, limit=128, seats=2)}
 # The same where each query has a run of keys of its own, and is observed. Documents, 128 features: 0.95 of both looks.
-OBSERVED = LISTED | {128: TileConfig(64, 2, 1, apart=True, persistent=True, limit=128, seats=2)}
+OBSERVED = LISTED | {128: TileConfig(64, 2, 1, turns=False, apart=True, persistent=True, limit=128, seats=2)}
 FEW = 2048  # keys that a query sees, in the mean
 WAVES = 4  # blocks for each processor, of heads side by side
 ROUNDS = 6  # blocks for each program, up to which it matters who has which
