@@ -34,9 +34,7 @@ def test_the_eighth_largest_of_sixteen(kind: str) -> None:
                 assert found[list(row), four : four + 4].min() == right
 
 
-@pytest.mark.parametrize(
-    "kind", ["half full", "some fuller", "full", "equal", "few values", "nearly none"]
-)
+@pytest.mark.parametrize("kind", ["half full", "some fuller", "full", "equal", "few values", "nearly none"])
 def test_the_first_eight_of_a_list(kind: str) -> None:
     pytest.importorskip("triton.experimental.gluon", reason=GLUON)
     from clearhead.kernels.hopper.choose_kernel import first_eight
