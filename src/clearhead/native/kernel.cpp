@@ -286,6 +286,7 @@ template <class T> std::vector<Size> sizes_as() {
           {"queries", "chunks", kMostChunks * kChunkPanels<T> * panel},
           {"queries", "chunk_blocks", kMostChunks * block},
           {"features", "turned", 4},
+          {"features", "lanes", lanes},
           {"features", "rows", kRows},
           {"features", "sum_columns", kSumColumns<T>},
           {"heads", "split_heads", kSplitHeads},

@@ -105,26 +105,54 @@ inline void product(const T* a, int64_t blocks, const T* b, int64_t depth, int64
   product_of<T, add, 2>(a, blocks, b, depth, stride, c, after);
 }
 
+// For two vectors a number is loaded once and multiplied twice, by three instructions, or loaded by both multiplications: that many
+// of a block's numbers the second way, and neither loads nor instructions keep the multiplications waiting.
+#if defined(CLEARHEAD_AVX512)
+constexpr int kLoadedTwice = 2;
+#else
+constexpr int kLoadedTwice = 0;
+#endif
+
 // Rows of A, `depth` of them, and how they lie: from one to the next, and from one block of kRows columns to the next.
 template <class T> struct Strip { const T* at; int64_t depth; };
 struct Lain { int64_t row, block; };
 
-template <class T, int vecs, int... n>
+// The same address, of which the compiler does not know that it is.
+template <class T> CLEARHEAD_INLINE const T* hidden(const T* at) {
+  asm("" : "+r"(at));
+  return at;
+}
+
+// `row`: from one row of A to the next, where that is known here, else 0.
+template <class T, int vecs, int64_t row, int... n>
 CLEARHEAD_INLINE void strips_in(const Strip<T>* strip, const Strip<T>* last, Lain lain, int64_t block, const T* __restrict b,
                                 T* __restrict c, std::integer_sequence<int, n...>) {
   constexpr int lanes = kLanes<T>, panel = kPanel<T>;
+  const int64_t apart = row ? row : lain.row;
   Vec<T> acc[] = {load<T>(c + n / vecs * panel + n % vecs * lanes)...};
+  const auto step = [&](const T* numbers, const T* vectors) CLEARHEAD_LAMBDA {
+    const T* const again = vecs == 2 && kLoadedTwice ? hidden(numbers) : numbers;
+    ((acc[n] += (n / vecs < kLoadedTwice && n % vecs ? again : numbers)[n / vecs] * load<T>(vectors + n % vecs * lanes)), ...);
+  };
   for (const Strip<T>* const first = strip; strip < last; ++strip) {
     const T* __restrict a = strip->at + block * lain.block;
     // strips lie anywhere, and a cache that reads on finds them too late: the next one is asked for, from its first row on
     const bool more = strip + 1 < last;
     const Strip<T>& next = more ? strip[1] : *first;
-    const T *after = next.at + (block + !more) * lain.block, *const end = after + next.depth * lain.row;
-    for (int64_t d = strip->depth; d > 0; --d, a += lain.row, b += panel) {
+    const T* after = next.at + (block + !more) * lain.block;
+    const int64_t pairs = strip->depth / 2, asked = std::min(pairs, next.depth / 2);
+    const auto two = [&]() CLEARHEAD_LAMBDA {
+      step(a, b), step(a + apart, b + panel);
+      a += 2 * apart, b += 2 * panel;
+    };
+    int64_t pair = 0;
+    for (; pair < asked; ++pair, after += 2 * apart) {
       __builtin_prefetch(after);
-      after = after < end ? after + lain.row : after;
-      ((acc[n] += a[n / vecs] * load<T>(b + n % vecs * lanes)), ...);
+      if (!row || row * sizeof(T) > 32) __builtin_prefetch(after + apart);  // two shorter ones are in one line
+      two();
     }
+    for (; pair < pairs; ++pair) two();
+    if (strip->depth % 2) step(a, b), b += panel;
   }
   (store<T>(c + n / vecs * panel + n % vecs * lanes, acc[n]), ...);
 }
@@ -138,8 +166,11 @@ inline void strips_product(const Strip<T>* first, const Strip<T>* last, Lain lai
   }
   if constexpr (vecs > 1)
     if (wanted < vecs) return strips_product<T, vecs - 1>(first, last, lain, blocks, b, c, wanted);
-  for (int64_t n = 0; n < blocks; ++n, c += kRows * kPanel<T>)
-    strips_in<T, vecs>(first, last, lain, n, b, c, std::make_integer_sequence<int, kRows * vecs>());
+  for (int64_t n = 0; n < blocks; ++n, c += kRows * kPanel<T>) {
+    constexpr std::make_integer_sequence<int, kRows * vecs> each{};
+    if (lain.row == kRows) strips_in<T, vecs, kRows>(first, last, lain, n, b, c, each);
+    else strips_in<T, vecs, 0>(first, last, lain, n, b, c, each);
+  }
 }
 
 // A where it lies: `count` rows of it, `stride` apart. Who reads it a few times need not pack it, where numbers

@@ -100,9 +100,61 @@ template <class T> inline void turn4(const T* const* rows, int64_t column, T* ou
   }
 }
 
-// out[column · width + row] = in[row][column] for `count` rows; `in` is row after row, `step` apart.
-template <class T> inline void turn(const T* const* rows, int64_t count, int64_t columns, T* out, int64_t width) {
+#if defined(CLEARHEAD_AVX512)
+constexpr bool kTurnsSquares = true;
+// `rows` vectors as one list of numbers, of which each round deals out the first half and the second by turns: in the end column
+// lies after column. A round moves the first of an index's bits to its end.
+template <class T, int rows> CLEARHEAD_INLINE void riffle(Vec<T>* x) {
+#if !defined(__clang__)
+  typedef typename Bits<T>::type Places __attribute__((vector_size(kBytes)));
+#endif
+  for (int round = 1; round < rows; round *= 2) {
+    Vec<T> dealt[rows];
+    for (int i = 0; i < rows / 2; ++i) {
+      const Vec<T> a = x[i], b = x[i + rows / 2];
+      if constexpr (sizeof(T) == 4) {
+        dealt[2 * i] = CLEARHEAD_PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        dealt[2 * i + 1] = CLEARHEAD_PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+      } else {
+        dealt[2 * i] = CLEARHEAD_PICK(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+        dealt[2 * i + 1] = CLEARHEAD_PICK(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+      }
+    }
+    for (int i = 0; i < rows; ++i) x[i] = dealt[i];
+  }
+}
+#else
+constexpr bool kTurnsSquares = false;
+template <class T, int rows> void riffle(Vec<T>*) {}
+#endif
+
+// `turn` of as many rows at a time as a vector has lanes, or of a block of keys, where there are so many; how many were turned.
+template <class T>
+inline int64_t turn_squares(const T* const* rows, int64_t count, int64_t columns, T* out, int64_t width) {
+  constexpr int side = kLanes<T>;
+  if (!kTurnsSquares || columns % side) return 0;
+  Vec<T> x[side];
+  if (width == kRows && count == kRows) {
+    for (int64_t c = 0; c < columns; c += side) {
+      for (int i = 0; i < kRows; ++i) x[i] = load<T>(rows[i] + c);
+      riffle<T, kRows>(x);
+      for (int i = 0; i < kRows; ++i) store<T>(out + c * kRows + i * side, x[i]);
+    }
+    return count;
+  }
   int64_t r = 0;
+  for (; r + side <= count; r += side)
+    for (int64_t c = 0; c < columns; c += side) {
+      for (int i = 0; i < side; ++i) x[i] = load<T>(rows[r + i] + c);
+      riffle<T, side>(x);
+      for (int i = 0; i < side; ++i) store<T>(out + (c + i) * width + r, x[i]);
+    }
+  return r;
+}
+
+// out[column · width + row] = in[row][column] for `count` rows, no more than `width`.
+template <class T> inline void turn(const T* const* rows, int64_t count, int64_t columns, T* out, int64_t width) {
+  int64_t r = turn_squares<T>(rows, count, columns, out, width);
   for (; r + 4 <= count; r += 4) {
     int64_t c = 0;
     for (; c + 4 <= columns; c += 4) turn4<T>(rows + r, c, out + c * width + r, width);
@@ -149,7 +201,7 @@ inline void pack_rows(const View& view, int64_t b, int64_t h, int64_t first, int
   for (int64_t p = 0; p < count; p += width) {
     T* panel = out + p * columns;
     const int64_t real = std::min<int64_t>(width, count - p);
-    if (real < width) std::fill(panel, panel + columns * width, T(0));
+    for (int64_t c = 0; real < width && c < columns; ++c) std::fill(panel + c * width + real, panel + (c + 1) * width, T(0));
     point_to_rows<T>(view, b, h, first + p, real, columns, scratch, rows);
     turn<T>(rows, real, columns, panel, width);
     if (odd)
@@ -188,8 +240,18 @@ inline void unpack_rows(const T* panel, int width, int64_t count, int64_t column
   const int64_t stride = direct ? view.row / int64_t(sizeof(T)) : columns;
   char* base = view.at(b, h) + first * view.row;
   T* out = direct ? reinterpret_cast<T*>(base) : scratch;
+  constexpr int side = kLanes<T>;
+  int64_t done = 0;
+  // whole lines of the output are written at once: one that is not in the cache is waited for once
+  for (; kTurnsSquares && done + side <= count && columns % side == 0; done += side)
+    for (int64_t c = 0; c < columns; c += side) {
+      Vec<T> x[side];
+      for (int i = 0; i < side; ++i) x[i] = load<T>(panel + (c + i) * width + done) * load<T>(factor + done);
+      riffle<T, side>(x);
+      for (int i = 0; i < side; ++i) store<T>(out + (done + i) * stride + c, x[i]);
+    }
   for (int64_t c = 0; c < columns; c += 4)
-    for (int64_t r = 0; r < count; r += 4) {
+    for (int64_t r = done; r < count; r += 4) {
       const bool whole = sizeof(T) == 4 && c + 4 <= columns && r + 4 <= count;
       if constexpr (sizeof(T) == 4) {
         if (whole) {
