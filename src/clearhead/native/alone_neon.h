@@ -20,7 +20,7 @@ template <int type> struct HalvesAlone {
 
   // sums[column] += Σ weight · row[column], over rows that are allowed; others are not read, since they may be NaN.
   static void add(const float* weights, const uint8_t* allowed, int64_t columns, const char* rows, int64_t stride, int64_t count,
-                  float* sums) {
+                  float* sums, const char*) {
     for (int64_t from = 0, to; from < count; from = to) {
       for (to = from; to < count && (!allowed || allowed[to]); ++to) {}
       for (int64_t c = 0; from < to && c < columns; c += wide)

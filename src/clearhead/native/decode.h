@@ -109,6 +109,9 @@ template <class T> struct DecodeRoom {
 // A query head that shares keys with others: that of row r.
 inline int64_t head_of(const Call& call, int64_t head, int64_t r) { return head * call.group() + r / call.queries; }
 
+// What is read after the keys or the values of a piece: its values, and most often the keys that come next.
+inline const char* read_after(const Call& call, const char* next) { return call.k.row == call.v.row ? next : nullptr; }
+
 // The products of keys [j0, j1) of a head with all rows, which lie `count` apart; −inf behind the last key.
 template <class T>
 void decode_products(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t j1, int64_t count, DecodeRoom<T>& room) {
@@ -129,7 +132,8 @@ void decode_products(const Call& call, int64_t b, int64_t head, int64_t j0, int6
   for (int64_t r = 0; r < rows; ++r) read_row<T>(query(r), call.q.type, call.q.col, call.features, room.q.data() + r * features);
   if (room.keys.stream().parted)
     for (int64_t r = 0; r < rows; ++r) part_row<T>(room.q.data() + r * features, features);
-  room.keys.each(keys, j1 - j0, [&](const char* at, int64_t stride, int64_t ahead, int64_t from, int64_t some) {
+  const char* const next = read_after(call, call.v.at(b, head) + j0 * call.v.row);
+  room.keys.each(keys, j1 - j0, next, [&](const char* at, int64_t stride, int64_t ahead, int64_t from, int64_t some) {
     room.keys.stream().dots(room.q.data(), rows, features, at, stride, ahead, some, room.s.data() + from, count);
   });
 }
@@ -178,7 +182,8 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
     while (n < kQueries && r + n < rows && room.verdicts[r + n] == kAll) ++n;
     return n;
   };
-  room.values.each(call.v.at(b, head) + j0 * call.v.row, j1 - j0,
+  const char* const next = read_after(call, call.k.at(b, head) + j1 * call.k.row);
+  room.values.each(call.v.at(b, head) + j0 * call.v.row, j1 - j0, next,
                    [&](const char* at, int64_t stride, int64_t ahead, int64_t from, int64_t some) {
     for (int64_t r = 0, n = 1; r < rows; r += n) {
       n = std::max<int64_t>(together(r), 1);

@@ -5,6 +5,7 @@
 // a multiply-add does. What is too small for a normal number is zero for BFDOT and VDPBF16PS.
 #pragma once
 #include "pack.h"
+#include "soon.h"
 
 #if (defined(CLEARHEAD_AMX) || defined(CLEARHEAD_AVX512_BF16)) && !defined(CLEARHEAD_TILES_BY_HAND)
 #define CLEARHEAD_DOTS_512
@@ -64,7 +65,6 @@ template <int type> CLEARHEAD_INLINE Vec<float> dot_add(Vec<float> sums, Halves 
 // The products in the form in which `stream.h` has them; columns are whole registers of halves.
 template <int type> struct HalfDots {
   static constexpr int many = 2 * kLanes<float>;  // numbers in a register
-  static constexpr int64_t line = 64;             // bytes that memory gives at a time
 
   static bool takes(int64_t columns) { return kDotted<type> && columns > 0 && columns % many == 0; }
 
@@ -77,7 +77,7 @@ template <int type> struct HalfDots {
       Halves query[queries];
       for (int i = 0; i < queries; ++i) query[i] = narrowed<type>(q + i * columns + c);
       for (int j = 0; j < keys; ++j) {
-        if (queries > 1 && 2 * c % line < kBytes) __builtin_prefetch(rows + j * stride + ahead + 2 * c);
+        if (queries > 1 && 2 * c % kLine < kBytes) __builtin_prefetch(rows + j * stride + ahead + 2 * c);
         const Halves row = load_halves(rows + j * stride + 2 * c);
         for (int i = 0; i < queries; ++i) sums[i][j] = dot_add<type>(sums[i][j], query[i], row);
       }
@@ -98,11 +98,14 @@ template <int type> struct HalfDots {
 
   // The same for one query of some registers, which stays in them while rows stream by.
   template <int registers>
-  static void alone(const float* q, int64_t, const char* rows, int64_t stride, int64_t count, float* out) {
+  static void alone(const float* q, int64_t, const char* rows, int64_t stride, int64_t count, float* out, const char* next) {
     constexpr int sets = registers < 4 ? registers : 4;  // sums, so that none waits for the one before
     Halves query[registers];
     for (int x = 0; x < registers; ++x) query[x] = narrowed<type>(q + x * many);
-    const auto one = [&](const char* row) CLEARHEAD_LAMBDA {
+    const Soon soon(rows, stride, count, registers * kBytes, next);
+    const auto one = [&](int64_t j) CLEARHEAD_LAMBDA {
+      const char* const row = rows + j * stride;
+      soon.ask(row, soon.from(j));
       Vec<float> part[sets] = {};
       for (int x = 0; x < registers; ++x) part[x % sets] = dot_add<type>(part[x % sets], query[x], load_halves(row + x * kBytes));
       for (int x = 1; x < sets; ++x) part[0] += part[x];
@@ -110,11 +113,10 @@ template <int type> struct HalfDots {
     };
     int64_t j = 0;
     for (; j + 4 <= count; j += 4) {
-      const Vec<float> sums[4] = {one(rows + j * stride), one(rows + (j + 1) * stride), one(rows + (j + 2) * stride),
-                                  one(rows + (j + 3) * stride)};
+      const Vec<float> sums[4] = {one(j), one(j + 1), one(j + 2), one(j + 3)};
       sums_of_four<float>(sums, out + j);
     }
-    for (; j < count; ++j) out[j] = sum<float>(one(rows + j * stride));
+    for (; j < count; ++j) out[j] = sum<float>(one(j));
   }
 };
 

@@ -24,7 +24,6 @@ constexpr int kSums = 2;                      // sums of one product, so that no
 constexpr int kSums = 4;
 #endif
 constexpr int64_t kShared = 64;               // rows that stay in the first cache until all queries have read them
-constexpr int64_t kLine = 64;                 // bytes that memory gives at a time
 constexpr int64_t kLong = 256;                // bytes of a row from which on eight at a time are not foreseen either
 constexpr int kTwice = 2 * kQueries;          // queries that ask for the next stretch: not all that is asked for comes
 
@@ -132,12 +131,14 @@ template <class T, int type> struct Rowwise {
 
   // The same for one query, kept in registers.
   template <int vecs, bool whole>
-  static void alone(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t count, T* out) {
+  static void alone(const T* q, int64_t columns, const char* rows, int64_t stride, int64_t count, T* out, const char* next) {
     constexpr int sets = vecs < kSums ? vecs : kSums;
     const int64_t all = columns / lanes;
     Vec<T> query[vecs];
     for (int x = 0; x < vecs; ++x) query[x] = load<T>(q + x * lanes);
-    const auto one = [&](const char* row) CLEARHEAD_LAMBDA {
+    const Soon soon(rows, stride, count, (whole ? vecs : all) * bytes, next);
+    const auto one = [&](const char* row, int64_t far) CLEARHEAD_LAMBDA {
+      soon.ask(row, far);
       Vec<T> part[sets] = {};
       each(row, 0, vecs, [&](int64_t x, Vec<T> number) CLEARHEAD_LAMBDA { part[x % sets] += query[x] * number; });
       if (!whole)
@@ -153,20 +154,22 @@ template <class T, int type> struct Rowwise {
     if constexpr (sizeof(T) == 4)  // as many as fill a vector: four at a time would take twice as many steps to add up
       for (constexpr int fours = lanes / 4; j + lanes <= count; j += lanes) {
         Vec<T> four[fours];
+        const int64_t far = soon.from(j);
         for (int x = 0; x < fours; ++x) {
           const char* const from = rows + (j + 4 * x) * stride;
-          const Vec<T> sums[4] = {one(from), one(from + stride), one(from + 2 * stride), one(from + 3 * stride)};
+          const Vec<T> sums[4] = {one(from, far), one(from + stride, far), one(from + 2 * stride, far), one(from + 3 * stride, far)};
           four[x] = folded(sums);
         }
         store_folded<fours>(four, out + j, 4);
       }
 #endif
     for (; j + 4 <= count; j += 4) {
-      const Vec<T> sums[4] = {one(rows + j * stride), one(rows + (j + 1) * stride), one(rows + (j + 2) * stride),
-                              one(rows + (j + 3) * stride)};
+      const char* const from = rows + j * stride;
+      const int64_t far = soon.from(j);
+      const Vec<T> sums[4] = {one(from, far), one(from + stride, far), one(from + 2 * stride, far), one(from + 3 * stride, far)};
       sums_of_four<T>(sums, out + j);
     }
-    for (; j < count; ++j) out[j] = sum<T>(one(rows + j * stride));
+    for (; j < count; ++j) out[j] = sum<T>(one(rows + j * stride, soon.from(j)));
   }
 
   // sums[query][column] += Σ weight · row[column], for vectors [first, first + vecs) of the columns.
@@ -206,13 +209,15 @@ template <class T, int type> struct Rowwise {
   // The same for one query, its sums kept in registers.
   template <int vecs, bool whole>
   static void add_alone(const T* weights, const uint8_t* allowed, int64_t columns, const char* rows, int64_t stride,
-                        int64_t count, T* sums) {
+                        int64_t count, T* sums, const char* next) {
     constexpr int sets = vecs < 8 ? 8 / vecs : 1;  // so that none waits for the one before
     const int64_t all = columns / lanes;
     Vec<T> total[sets][vecs] = {};
     for (int x = 0; x < vecs; ++x) total[0][x] = load<T>(sums + x * lanes);
-    const auto one = [&](int64_t j, Vec<T>* into) CLEARHEAD_LAMBDA {
+    const Soon soon(rows, stride, count, (whole ? vecs : all) * bytes, next);
+    const auto one = [&](int64_t j, int64_t far, Vec<T>* into) CLEARHEAD_LAMBDA {
       const char* row = rows + j * stride;
+      soon.ask(row, far);
       each(row, 0, vecs, [&](int64_t x, Vec<T> number) CLEARHEAD_LAMBDA { into[x] += weights[j] * number; });
       if (!whole)
         each(row, vecs, all, [&](int64_t c, Vec<T> number) CLEARHEAD_LAMBDA {
@@ -223,9 +228,9 @@ template <class T, int type> struct Rowwise {
     int64_t j = 0;
     if (!allowed)
       for (; j + sets <= count; j += sets)
-        for (int n = 0; n < sets; ++n) one(j + n, total[n]);
+        for (int64_t n = 0, far = soon.from(j); n < sets; ++n) one(j + n, far, total[n]);
     for (; j < count; ++j)
-      if (!allowed || allowed[j]) one(j, total[0]);
+      if (!allowed || allowed[j]) one(j, soon.from(j), total[0]);
     for (int n = 1; n < sets; ++n)
       for (int x = 0; x < vecs; ++x) total[0][x] += total[n][x];
     for (int x = 0; x < vecs; ++x) store<T>(sums + x * lanes, total[0][x]);
@@ -239,8 +244,8 @@ template <class T> struct Streaming {
   using Add = void (*)(const T*, int64_t, const uint8_t*, int64_t, const char*, int64_t, int64_t, int64_t, T*);
   Dots dots_together[kQueries] = {};
   Add add_together[kQueries] = {};
-  void (*dots_alone)(const T*, int64_t, const char*, int64_t, int64_t, T*) = nullptr;
-  void (*add_alone)(const T*, const uint8_t*, int64_t, const char*, int64_t, int64_t, T*) = nullptr;
+  void (*dots_alone)(const T*, int64_t, const char*, int64_t, int64_t, T*, const char*) = nullptr;
+  void (*add_alone)(const T*, const uint8_t*, int64_t, const char*, int64_t, int64_t, T*, const char*) = nullptr;
   bool parted = false;  // queries and sums are in the order that `kParted` tells
 
   Streaming() = default;
@@ -269,14 +274,14 @@ template <class T> struct Streaming {
             int64_t step) const {
     for (int64_t i = 0; i < queries; i += kQueries) {
       const int64_t some = std::min<int64_t>(kQueries, queries - i);
-      if (some == 1 && dots_alone) dots_alone(q + i * columns, columns, rows, stride, count, out + i * step);
+      if (some == 1 && dots_alone) dots_alone(q + i * columns, columns, rows, stride, count, out + i * step, rows + ahead);
       else dots_together[some - 1](q + i * columns, columns, rows, stride, i < kTwice ? ahead : 0, count, out + i * step, step);
     }
   }
 
   void add(const T* weights, int64_t step, int64_t queries, const uint8_t* allowed, int64_t columns, const char* rows,
            int64_t stride, int64_t ahead, int64_t count, T* sums) const {
-    if (queries == 1 && add_alone) add_alone(weights, allowed, columns, rows, stride, count, sums);
+    if (queries == 1 && add_alone) add_alone(weights, allowed, columns, rows, stride, count, sums, rows + ahead);
     else add_together[queries - 1](weights, step, allowed, columns, rows, stride, ahead, count, sums);
   }
 
@@ -335,8 +340,9 @@ template <class T> struct Streaming {
   }
 };
 
-// Rows of a view, in stretches that can be streamed: `act(rows, stride, ahead, from, count)` for each. Rows that do not stream
-// as they lie are copied, filled up with zeros to `columns`; so are those of another type that many queries read.
+// Rows of a view, in stretches that can be streamed: `act(rows, stride, ahead, from, count)` for each. After the last of them those
+// from `next` on are read; null where that is not known. Rows that do not stream as they lie are copied, filled up with zeros to
+// `columns`; so are those of another type that many queries read.
 template <class T> class SharedRows {
  public:
   SharedRows(const View& view, int64_t columns, int64_t queries, int query_type = -1)
@@ -350,11 +356,12 @@ template <class T> class SharedRows {
   int64_t columns() const { return columns_; }
   const Streaming<T>& stream() const { return stream_; }
 
-  template <class Act> void each(const char* rows, int64_t count, Act act) {
+  template <class Act> void each(const char* rows, int64_t count, const char* next, Act act) {
     for (int64_t from = 0, step = one_ && !copied_ ? count : kShared; from < count; from += step) {
       const int64_t some = std::min(step, count - from);
       if (!copied_) {
-        act(rows + from * view_.row, view_.row, kShared * view_.row, from, some);
+        const char* const here = rows + from * view_.row;
+        act(here, view_.row, next && from + some == count ? next - here : some * view_.row, from, some);
         continue;
       }
       for (int64_t r = 0; r < some; ++r)
