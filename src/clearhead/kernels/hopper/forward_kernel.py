@@ -54,6 +54,8 @@ from clearhead.kernels.hopper.pipeline import (
 from clearhead.kernels.hopper.softmax import (
     Rows,
     Scales,
+    added_by_thread,
+    added_up,
     as_operand,
     largest_by_group,
     level_of,
@@ -198,7 +200,7 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CON
         slope = gl.load(alibi.slopes + head)
     scales = Scales(scales.scale, scales.softcap, scales.factor, slope)
     sees = (start, stop, position)
-    nothing = gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, SCORES))
+    nothing = added_by_thread(gl.full([ROWS, CONFIG.value.columns], 0.0, gl.float32, SCORES))
     lowest = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
     best = lowest
     if FORM.value.top:
@@ -236,6 +238,8 @@ def attend_block(round, done, work, INDEX: gl.constexpr, FORM: gl.constexpr, CON
     sums, p = warpgroup_mma_wait(0, deps=(sums, p))
     release_tile(v_pipeline, done - 1, CONFIG)
 
+    peak, shift, total, weighted, best = rows
+    rows = Rows(peak, shift, added_up(total, peak), added_up(weighted, peak), best)
     total = gl.convert_layout(rows.total, gl.SliceLayout(1, SUMS))[:, None]
     inverse = 1.0 / gl.where(total == 0, 1.0, total)
     result = gl.where(total == 0, 0.0, sums * inverse)

@@ -27,7 +27,7 @@ from clearhead.kernels.hopper.mend import Searched
 from clearhead.kernels.hopper.parts_kernel import add_parts
 from clearhead.kernels.hopper.schedule import side_by_side
 from clearhead.kernels.hopper.tile_runs import TileRuns
-from clearhead.kernels.hopper.top_kernel import HELD, search
+from clearhead.kernels.hopper.top_kernel import HELD, ending, offering, search
 from clearhead.kernels.hopper.weights_kernel import by_key
 
 CHOOSING = 4  # warps that choose the largest, of so many queries each:
@@ -47,18 +47,28 @@ class LookConfig:
     rows: int = 64
     registers: int = 160
     offered: int = 16  # weights that a thread compares with their levels at once: 16 or 32
+    pending: int = 2  # candidates of a thread that wait for their places on lists: 2 or 4
     limit: int = 0  # registers of a thread in the mean, so that several programs run on a processor; 0: all that it has
-    alone: bool = False  # a single consumer brings its tiles itself
+
+    @property
+    def offering(self) -> tuple[str, str]:
+        """Assembly by which the weights of a tile are offered to the largest, and its constraints."""
+        return offering(self.offered, self.pending)
+
+    @property
+    def ending(self) -> tuple[str, str]:
+        """The same for the end."""
+        return ending(self.offered, self.pending)
 
 
 # By head_dim, under a mask of any kind: blocks and tiles of a power of two, as masks are looked at. Lists are short,
 # and a program's beginning, its products and the places on lists that it asks for are waited for. So programs are
-# small, with one consumer, and as many as registers and shared memory hold run on a processor: six and four. On an
-# H200, calls that are observed take 3 to 11 % less than with two programs of two consumers.
+# small, with one consumer, and as many as registers and shared memory hold run on a processor: four. Where queries see
+# few keys more of them are candidates, often several of one thread.
 LISTED = {
-    64: LookConfig(64, 2, 1, offered=32, limit=80, alone=True),
-    128: LookConfig(64, 2, 1, offered=32, limit=64),
-    256: LookConfig(64, 3, 2, registers=240, offered=32),
+    64: LookConfig(64, 3, 1, offered=32, pending=4, limit=64),
+    128: LookConfig(64, 2, 1, offered=32, pending=4, limit=64),
+    256: LookConfig(64, 3, 2, registers=240, offered=32, pending=4),
 }
 
 

@@ -21,7 +21,10 @@ class Scales(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Of each row so far the peak, c·peak, Σ p, Σ p log2 p, and the largest score of each of a few groups of keys."""
+    """Of each row so far the peak, c·peak, Σ p, Σ p log2 p, and the largest score of each of a few groups of keys.
+
+    Of the sums each of the four threads that share a row has its own part: they are added up once, not for each tile.
+    """
 
     peak: Any
     shift: Any
@@ -60,6 +63,26 @@ def seen_in(tile, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.con
 
 
 @gluon.jit
+def added_by_thread(x):
+    """Sums along a row of what each thread has of it: (rows, 4)."""
+    rows: gl.constexpr = x.shape[0]
+    columns: gl.constexpr = x.shape[1]
+    return gl.sum(gl.sum(gl.reshape(x, [rows, columns // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def of_rows(x, like):
+    """A number of each row, for what is `like` a sum by thread."""
+    return gl.convert_layout(x, gl.SliceLayout(1, like.type.layout), assert_trivial=True)[:, None]
+
+
+@gluon.jit
+def added_up(x, like):
+    """What the threads of a row added, as one number of each row that lies as `like` does."""
+    return gl.convert_layout(gl.sum(x, 1), like.type.layout, assert_trivial=True)
+
+
+@gluon.jit
 def soften(scores, tile, rows, scales, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """p for a tile of scores; alpha, which the sums so far are multiplied with; and what is known of each row.
 
@@ -90,9 +113,9 @@ def soften(scores, tile, rows, scales, sees, MASKED: gl.constexpr, FORM: gl.cons
         if MASKED:
             exponent = gl.maximum(exponent, -3e38)  # 0 · −inf is no number, and NaN is in p
         terms = p * exponent
-        moved = gl.where(peak == float("-inf"), 0.0, shift - finite)
-        weighted = (weighted + moved * total) * alpha + gl.sum(terms, 1)
-    total = total * alpha + gl.sum(p, 1)
+        moved = of_rows(gl.where(peak == float("-inf"), 0.0, shift - finite), total)
+        weighted = (weighted + moved * total) * of_rows(alpha, total) + added_by_thread(terms)
+    total = total * of_rows(alpha, total) + added_by_thread(p)
     return p, alpha, Rows(new_peak, new_shift, total, weighted, best)
 
 

@@ -8,11 +8,12 @@ is looked at again by `search`.
 
 from __future__ import annotations
 
+from functools import cache
+
 import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from clearhead.kernels.gpu.device import allowed_by_program
 from clearhead.kernels.gpu.repair_kernel import part_of
@@ -23,7 +24,8 @@ HELD = 32  # candidates that a list holds
 LISTED = gl.constexpr(HELD)
 
 
-def offering(count: int) -> tuple[str, str]:
+@cache
+def offering(count: int, slots: int) -> tuple[str, str]:
     """Assembly and constraints for 16 or 32 weights of a thread: 2 keys, 8 apart, of 4 or 8 pairs of queries, 8 apart.
 
     What Gluon says about whole tiles of all warps cannot be said about one thread. Each weight is subtracted from its
@@ -32,17 +34,17 @@ def offering(count: int) -> tuple[str, str]:
     cache and took three times as long as all the rest.
 
     A place on a list comes from memory, and waiting for it took a seventh to a quarter of the second look's time. So
-    nobody waits: two candidates of a thread are pending, with the place that was asked for, and put down when the next
-    two come, by when their places are there. The operands are `count` each of: result (what is pending now), weight,
-    level, key, query, what was pending, address of the counters and of the lists. Of what is pending the first eight
-    count: place, row, key and weight of either; the row is −1 where there is none.
+    nobody waits: up to `slots` candidates of a thread are pending, with the place that was asked for, and each is put
+    down when the next one comes to its slot, by when its place is there. The operands are `count` each of: result (what
+    is pending now), weight, level, key, query, what was pending, address of the counters and of the lists. Of what is
+    pending the first four of each slot count: place, row, key and weight; the row is −1 where there is none.
     """
     names = ("result", "weight", "level", "key", "query", "pending", "counters", "lists")
     operands = {name: [f"${count * i + j}" for j in range(count)] for i, name in enumerate(names)}
     weight, level, key = operands["weight"], operands["level"], operands["key"]
     lines = ["{", ".reg .pred some, is<32>;", ".reg .b64 at;"]
-    lines += [".reg .b32 mask, mask<4>, bit, place, row, what, had<8>, picked<16>;"]
-    lines += [*(f"mov.b32 had{i}, {operands['pending'][i]};" for i in range(8))]
+    lines += [f".reg .b32 mask, mask<4>, bit, place, row, what, had<{4 * slots}>, picked<16>;"]
+    lines += [*(f"mov.b32 had{i}, {operands['pending'][i]};" for i in range(4 * slots))]
     for chain in range(count // 8):  # none of which waits for another
         lines += [f"mov.b32 mask{chain}, 0;"]
     for i in range(7, -1, -1):
@@ -53,7 +55,7 @@ def offering(count: int) -> tuple[str, str]:
     lines += [f"mad.lo.u32 mask, mask{chain}, {1 << 8 * chain}, mask;" for chain in range(1, count // 8)]
     lines += ["setp.ne.u32 some, mask, 0;", "@!some bra DONE;"]
     lines += ["AGAIN:"]
-    for pending in (0, 4):
+    for pending in range(0, 4 * slots, 4):
         lines += ["bfind.u32 place, mask;", "mov.b32 bit, 1;", "shl.b32 bit, bit, place;", "xor.b32 mask, mask, bit;"]
         half, picked = count // 2, weight
         while half:
@@ -72,10 +74,11 @@ def offering(count: int) -> tuple[str, str]:
             f"mad.wide.s32 at, had{pending + 1}, 4, {operands['counters'][0]};",
             f"atom.global.add.u32 had{pending}, [at], 1;",
             "setp.ne.u32 some, mask, 0;",
-            "@!some bra DONE;" if pending == 0 else "@some bra AGAIN;",
+            "@!some bra DONE;" if pending < 4 * (slots - 1) else "@some bra AGAIN;",
         ]
     lines += ["DONE:"]
-    lines += [f"mov.b32 {place}, {f'had{i}' if i < 8 else 0};" for i, place in enumerate(operands["result"])] + ["}"]
+    lines += [f"mov.b32 {place}, {f'had{i}' if i < 4 * slots else 0};" for i, place in enumerate(operands["result"])]
+    lines += ["}"]
     return "\n".join(lines), ",".join(["=r"] * count + ["f"] * (2 * count) + ["r"] * (3 * count) + ["l"] * (2 * count))
 
 
@@ -91,19 +94,15 @@ def put_down(pending: int, lists: str) -> list[str]:
     ]
 
 
-def ending(count: int) -> tuple[str, str]:
+@cache
+def ending(count: int, slots: int) -> tuple[str, str]:
     """The same for the end: what is pending is put down. The operands are `count` of: result, pending, lists."""
-    lines = ["{", ".reg .pred some;", ".reg .b32 had<8>;", ".reg .b64 at;"]
-    lines += [f"mov.b32 had{i}, ${count + i};" for i in range(8)]
-    lines += [*put_down(0, f"${2 * count}"), *put_down(4, f"${2 * count}")]
+    lines = ["{", ".reg .pred some;", f".reg .b32 had<{4 * slots}>;", ".reg .b64 at;"]
+    lines += [f"mov.b32 had{i}, ${count + i};" for i in range(4 * slots)]
+    for pending in range(0, 4 * slots, 4):
+        lines += put_down(pending, f"${2 * count}")
     lines += [f"mov.b32 ${i}, 0;" for i in range(count)] + ["}"]
     return "\n".join(lines), ",".join(["=r"] * count + ["r"] * count + ["l"] * count)
-
-
-BY_16 = gl.constexpr(offering(16))
-BY_32 = gl.constexpr(offering(32))
-END_16 = gl.constexpr(ending(16))
-END_32 = gl.constexpr(ending(32))
 
 
 @gluon.jit
@@ -150,22 +149,18 @@ def offer_columns(pending, exponent, levels, key, first, counters, lists, CONFIG
         # the first of a thread's columns: 2 · (lane modulo 4)
         query = first + (gl.arange(0, 2 * HALF, layout) & 6)[None, :]
         levels = levels.load(layout)
-        if CONFIG.value.alone:
-            # the last that is read of a tile before the next is copied into its place; a fence later on, where the
-            # compiler would put it, waits for the places that are asked for below
-            fence_async_shared()
         operands = [exponent, levels[None, :], key, query, pending, counters, lists]
-        TEXT: gl.constexpr = BY_32 if COUNT == 32 else BY_16
+        TEXT: gl.constexpr = CONFIG.value.offering
         pending = gl.inline_asm_elementwise(TEXT[0], TEXT[1], operands, gl.int32, False, COUNT)
     return pending
 
 
 @gluon.jit
-def end_offers(pending, found, offset, COUNT: gl.constexpr):
+def end_offers(pending, found, offset, CONFIG: gl.constexpr):
     """What is pending goes to its lists."""
     lists = (found + offset * LISTED).to(gl.int64)
-    TEXT: gl.constexpr = END_32 if COUNT == 32 else END_16
-    gl.inline_asm_elementwise(TEXT[0], TEXT[1], [pending, lists], gl.int32, False, COUNT)
+    TEXT: gl.constexpr = CONFIG.value.ending
+    gl.inline_asm_elementwise(TEXT[0], TEXT[1], [pending, lists], gl.int32, False, CONFIG.value.offered)
 
 
 @triton.jit(do_not_specialize=["T", "S", "each", "count", "heads", "group", "upper", "lower", "mask"])

@@ -8,10 +8,9 @@ and its part of a map are sums along a row of
 
 and so stay in registers: no other program adds to them, and every run gives the same bits.
 
-One warp, the producer, copies tiles of queries and their shifts into a pipeline in shared memory (`queries_kernel.py`);
-where programs are small a consumer does it itself, and more of them run on a processor. A tile never crosses
-an edge of the map: each bin of queries has `each` tiles of its own, and what a tile has beyond its bin has the shift
-+inf, which makes the weight 0; so do queries that see nothing.
+One warp, the producer, copies tiles of queries and their shifts into a pipeline in shared memory (`queries_kernel.py`).
+A tile never crosses an edge of the map: each bin of queries has `each` tiles of its own, and what a tile has beyond its
+bin has the shift +inf, which makes the weight 0; so do queries that see nothing.
 
 Under a mask of any kind (`tile_runs.py`) a block of keys has a list of the tiles of queries that see some of it, the
 mixed ones first, of which bits say who sees whom; then there is one bin. A long list is shared out among programs: the
@@ -39,12 +38,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from clearhead.kernels.hopper.bins_kernel import Bins, first_of_bin, half_of, tiles_seen
 from clearhead.kernels.hopper.jobs import head_and_row
-from clearhead.kernels.hopper.pipeline import async_load, await_others, barrier, others_may_begin
+from clearhead.kernels.hopper.pipeline import async_load, await_others, others_may_begin
 from clearhead.kernels.hopper.queries_kernel import (
     PRODUCER_REGISTERS,
     LookPipeline,
     QueryTiles,
-    bring,
     numbers_of,
     produce_either,
 )
@@ -141,7 +139,7 @@ def end_bin(state, outputs, key, keys, number, bins, FORM: gl.constexpr, CONFIG:
 @gluon.jit
 def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """All that one consumer's keys receive, bin by bin."""
-    outputs, first, number, tiles, bins, bounds, _, k_block, k_full, load = work
+    outputs, first, number, tiles, bins, bounds, _, k_block, k_full, _ = work
     ROWS: gl.constexpr = CONFIG.value.rows
     N: gl.constexpr = CONFIG.value.columns
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N, 16])
@@ -168,9 +166,6 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
         pending = none_pending(gl.full([ROWS, N], 0.0, gl.float32, LAYOUT), CONFIG.value.offered)
     state = (nothing, nothing, nothing + float("-inf"), bin, left, pending)
     k = k_block.index(INDEX).reshape([ROWS, FORM.value.head_dim])
-    if CONFIG.value.alone:
-        for tile in range(begin, gl.minimum(begin + CONFIG.value.stages, end)):
-            bring(tile, load, FORM, CONFIG)
     mbarrier.wait(k_full, 0)
     if FORM.value.tiles:
         EACH: gl.constexpr = ROWS * CONFIG.value.consumers * 4
@@ -186,7 +181,7 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
         for tile in range(high, end):
             state = advance(tile, state, work, k, key, sees, BY_PLACE, FORM, CONFIG)
     if FORM.value.top:
-        end_offers(state[5], outputs.found, number.to(gl.int64) * bins.queries, CONFIG.value.offered)
+        end_offers(state[5], outputs.found, number.to(gl.int64) * bins.queries, CONFIG)
     if FORM.value.map and begin < end and state[4] < bins.each:
         state = end_bin(state, outputs, key, keys, number, bins, FORM, CONFIG)
     if FORM.value.received:
@@ -209,8 +204,7 @@ def consume(work, INDEX: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr)
 @gluon.jit
 def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """One tile of queries."""
-    outputs, _, number, tiles, bins, bounds, scales, _, _, load = work
-    pipeline = load.pipeline
+    outputs, _, number, tiles, bins, bounds, scales, _, _, pipeline = work
     step = tile - tiles[0]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, CONFIG.value.columns, 16])
     if MASKED == BY_BITS:  # from memory: products are waited for meanwhile
@@ -234,12 +228,7 @@ def advance(tile, state, work, k, key, sees, MASKED: gl.constexpr, FORM: gl.cons
     if FORM.value.careful:
         weight *= numbers_of(pipeline, slot, 2, FORM, CONFIG).load(gl.SliceLayout(0, layout))[None, :]
         exponent = weight  # the largest is sought among weights: what is to be multiplied in differs by query
-    if CONFIG.value.alone:
-        barrier()  # all warps have read the tile
-        if tile + CONFIG.value.stages < tiles[3]:
-            bring(tile + CONFIG.value.stages, load, FORM, CONFIG)
-    else:
-        mbarrier.arrive(pipeline.empty.index(slot), count=1)
+    mbarrier.arrive(pipeline.empty.index(slot), count=1)
     sums += gl.sum(in_thread(weight), 1)
     if FORM.value.map:
         tops = gl.maximum(tops, gl.max(in_thread(exponent), 1))
@@ -334,13 +323,11 @@ def by_key(q_rows, k_rows, shifts, received, parts, sums, tops, counts, found, l
     outputs = LookOutputs(received, parts, sums, tops, counts, found)
     bounds = (keys, upper, lower, numbers, words, aside)
     load = QueryTiles(q_rows, shifts, (batch, head, number), tiles, bins, numbers, pipeline)
-    work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, load)
+    work = (outputs, first, number, tiles, bins, bounds, (scale, softcap, factor), k_block, k_full, pipeline)
     await_others()
     WARPS: gl.constexpr = ROWS // 16
     REGISTERS: gl.constexpr = CONFIG.value.registers
-    if CONFIG.value.alone:
-        consume_either(work, large, 0, FORM, CAREFUL, CONFIG)
-    elif CONSUMERS == 1:
+    if CONSUMERS == 1:
         gl.warp_specialize(
             [(consume_either, (work, large, 0, FORM, CAREFUL, CONFIG)),
              (produce_either, (load, large, FORM, CAREFUL, CONFIG))],
