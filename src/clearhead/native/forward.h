@@ -69,7 +69,7 @@ inline void accumulate(const Call& call, const Packed<T>& packed, Workspace<T>& 
   constexpr int panel = kPanel<T>;
   const int64_t blocks = rounded(call.width, kRows) / kRows;
   const Strip<T> strip{packed.values_at(j0), j1 - j0};
-  if (!allowed) return strips_product<T>(&strip, &strip + 1, packed.values_lying(), blocks, weights, values, vecs);
+  if (!allowed) return strips_product<T>(&strip, &strip + 1, packed.values_lying(), blocks, weights, true, values, vecs);
   product<T, true>(work.blanked(call, packed, allowed, queries, j0, j1), blocks, weights, j1 - j0, kTile * kRows, values, vecs);
   for (int64_t j = 0; j < j1 - j0; ++j) {  // what was left out goes to those who see it, one by one
     if (!packed.odd[j0 + j] || all_set(allowed + j * panel, queries)) continue;
@@ -169,7 +169,14 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
                       work.q.data() + place * panel * call.features, call.features, call.features * kRows, s, vecs,
                       after < 0 ? nullptr : packed.k.data() + packed.at(after) * call.features);
   };
-  std::fill_n(work.values.begin(), many * depth, T(0));
+  // a panel's first products are stored and not added: zeros would have to be written, and read, by then from far away
+  bool begun[kPanels] = {};
+  const auto values_of = [&](int64_t place) {
+    T* const values = work.values.data() + place * depth;
+    if (!begun[place]) std::fill_n(values, depth, T(0));
+    begun[place] = true;
+    return values;
+  };
   for (auto& rows : work.rows) rows = Rows<T>();
   const bool entropy = call.wanted.entropy != nullptr;
   const int64_t width = rounded(call.width, kRows) / kRows;
@@ -243,9 +250,11 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
             work.strips.clear();
             for (const Scored& part : work.scored) work.strips.push_back({packed.values_at(part.first), part.last - part.first});
             const auto* const first = work.strips.data();
-            strips_product<T>(first, first + work.strips.size(), packed.values_lying(), width, s, values, vecs);
+            strips_product<T>(first, first + work.strips.size(), packed.values_lying(), width, s, begun[place], values, vecs);
+            begun[place] = true;
             continue;
           }
+          values_of(place);
           for (const auto& [j0, j1, at, mixed] : work.scored) {
             const uint8_t* const allowed = mixed && scorer.remember ? scorer.allowed(at) : nullptr;
             const T* const weights = s + at * panel;
@@ -267,7 +276,7 @@ void forward_block(const Call& call, const Sights& sights, const Panels& queries
     if (look == 0)
       for (int64_t place = 0; place < many; ++place) {
         const int64_t i0 = queries.first(begin + place), i1 = queries.last(begin + place);
-        finish(call, work.rows[place], scorer.units, work.values.data() + place * depth, work.scratch.data(), b, h, i0, i1);
+        finish(call, work.rows[place], scorer.units, values_of(place), work.scratch.data(), b, h, i0, i1);
         say_spoiled(work.rows[place], i0, i1, observer);
       }
   }

@@ -126,10 +126,10 @@ template <class T> CLEARHEAD_INLINE const T* hidden(const T* at) {
 // `row`: from one row of A to the next, where that is known here, else 0.
 template <class T, int vecs, int64_t row, int... n>
 CLEARHEAD_INLINE void strips_in(const Strip<T>* strip, const Strip<T>* last, Lain lain, int64_t block, const T* __restrict b,
-                                T* __restrict c, std::integer_sequence<int, n...>) {
+                                bool add, T* __restrict c, std::integer_sequence<int, n...>) {
   constexpr int lanes = kLanes<T>, panel = kPanel<T>;
   const int64_t apart = row ? row : lain.row;
-  Vec<T> acc[] = {load<T>(c + n / vecs * panel + n % vecs * lanes)...};
+  Vec<T> acc[] = {(add ? load<T>(c + n / vecs * panel + n % vecs * lanes) : Vec<T>{})...};
   const auto step = [&](const T* numbers, const T* vectors) CLEARHEAD_LAMBDA {
     const T* const again = vecs == 2 && kLoadedTwice ? hidden(numbers) : numbers;
     ((acc[n] += (n / vecs < kLoadedTwice && n % vecs ? again : numbers)[n / vecs] * load<T>(vectors + n % vecs * lanes)), ...);
@@ -157,19 +157,23 @@ CLEARHEAD_INLINE void strips_in(const Strip<T>* strip, const Strip<T>* last, Lai
   (store<T>(c + n / vecs * panel + n % vecs * lanes, acc[n]), ...);
 }
 
-// C += Aᵀ · B, where A is in strips and B is not: what is summed stays in registers from one strip to the next, unless those are named.
+// C = Aᵀ · B, or with `add` that much more, where A is in strips and B is not: what is summed stays in registers from one strip to
+// the next, unless those are named.
 template <class T, int vecs = kVecs>
-inline void strips_product(const Strip<T>* first, const Strip<T>* last, Lain lain, int64_t blocks, const T* b, T* c, int wanted) {
+inline void strips_product(const Strip<T>* first, const Strip<T>* last, Lain lain, int64_t blocks, const T* b, bool add, T* c,
+                           int wanted) {
   if (kNamedRegisters || (last - first == 1 && lain.row == kRows)) {
-    for (; first < last; b += first++->depth * kPanel<T>) product<T, true>(first->at, blocks, b, first->depth, lain.block, c, wanted);
+    for (; first < last; b += first++->depth * kPanel<T>, add = true)
+      if (add) product<T, true>(first->at, blocks, b, first->depth, lain.block, c, wanted);
+      else product<T, false>(first->at, blocks, b, first->depth, lain.block, c, wanted);
     return;
   }
   if constexpr (vecs > 1)
-    if (wanted < vecs) return strips_product<T, vecs - 1>(first, last, lain, blocks, b, c, wanted);
+    if (wanted < vecs) return strips_product<T, vecs - 1>(first, last, lain, blocks, b, add, c, wanted);
   for (int64_t n = 0; n < blocks; ++n, c += kRows * kPanel<T>) {
     constexpr std::make_integer_sequence<int, kRows * vecs> each{};
-    if (lain.row == kRows) strips_in<T, vecs, kRows>(first, last, lain, n, b, c, each);
-    else strips_in<T, vecs, 0>(first, last, lain, n, b, c, each);
+    if (lain.row == kRows) strips_in<T, vecs, kRows>(first, last, lain, n, b, add, c, each);
+    else strips_in<T, vecs, 0>(first, last, lain, n, b, add, c, each);
   }
 }
 
