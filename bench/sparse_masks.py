@@ -146,7 +146,7 @@ def first_calls(bench: Bench, tensors: Callable[..., Any], n: int = 131_072, wid
             once(known)
         first, second, later = np.median(
             [(once(mask), once(mask), np.median([once(mask) for _ in range(5)])) for mask in masks], axis=0
-        )
+        ).tolist()
         what = f"{name}, N {n:,}, D {width}"
         bench.add(f"{what}: a call", later, "ms")
         bench.add(f"{what}: the first call beyond it", first - later, "ms")

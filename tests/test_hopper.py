@@ -14,6 +14,7 @@ from interpreted import MARKS
 from libraries import LIBRARIES
 
 import clearhead as ch
+from clearhead.core.grid import Grid
 from clearhead.core.problem import Problem, pose
 from clearhead.kernels.contract import rejects_gradients
 from clearhead.kernels.gpu import tuning
@@ -166,3 +167,56 @@ def test_large_peaks_and_products_cancel_in_the_shared_second_look(interpreting:
 
     assert off(float(factor) / float(scale)) < 1e-6
     assert off(None) > 1e-5, "what it is for"
+
+
+TABLE = np.random.default_rng(0).random((4, 13, 13)) < 0.5  # of blocks of 8: no tile of 128 is all of one kind
+HALF = (ch.causal() & ch.lengths([90, 50])) | ch.global_tokens([5])
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "planes"),
+    [
+        ("alike", ch.window(9, 9) | ch.global_tokens([5]), 1),
+        ("drawn", ch.random_blocks(8, count=3, seed=0) | ch.window(3), 1),
+        ("by head", ch.blocks(TABLE, 8), 4),
+        ("by row", HALF, 2),
+        ("both", HALF | ch.blocks(TABLE, 8), 8),
+        ("array by row", ch.where(torch.ones(2, 1, 100, 100, dtype=torch.bool).tril()), 2),
+        ("array", ch.where(torch.ones(100, 100, dtype=torch.bool).tril()), 1),
+    ],
+)
+def test_bits_are_counted_for_heads_and_batch_rows_that_differ(
+    name: str, mask: ch.Mask, planes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepts, "_too_many", accepts.Cache())
+    for most, taken in ((planes * 100 * 100, True), (planes * 100 * 100 - 1, False)):
+        monkeypatch.setattr(accepts, "MOST_BITS", most)
+        words = accepts.too_many(problem(mask=mask))
+        assert words is None if taken else words == "the mask is mixed in too many tiles; `triton` takes any mask"
+        monkeypatch.setattr(accepts, "_too_many", accepts.Cache())
+
+
+def test_whether_bits_are_too_many_is_found_once_for_problems_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(accepts, "_too_many", accepts.Cache())
+    monkeypatch.setattr(accepts, "MOST_BITS", 9_999)
+    monkeypatch.setattr(accepts, "mixed_pairs", lambda mask, grid, size: found.append(size) or 10**5 // size)
+    mask = ch.window(9, 9) | ch.global_tokens([5])
+    assert accepts.too_many(problem(mask=mask)) is None
+    assert found == [accepts.COARSE]
+    assert accepts.too_many(problem(mask=ch.window(9, 9) | ch.global_tokens([5]))) is None
+    assert found == [accepts.COARSE]
+    assert accepts.too_many(problem(mask=ch.window(9, 9) | ch.global_tokens([6]))) is None
+    assert found == [accepts.COARSE] * 2
+
+
+@pytest.mark.parametrize("coarse", [256, 64])
+def test_coarse_tiles_hold_no_fewer_mixed_pairs(coarse: int) -> None:
+    grid = Grid((2,), 4, 100, 100)
+    for mask in (
+        ch.window(9, 9) | ch.global_tokens([5]),
+        ch.random_blocks(8, count=3, seed=0) | ch.window(3),
+        ~HALF,
+        HALF & ch.blocks(TABLE, 8),
+    ):
+        assert accepts.mixed_pairs(mask, grid, coarse) >= accepts.mixed_pairs(mask, grid, 32)

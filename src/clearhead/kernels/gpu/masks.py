@@ -157,7 +157,8 @@ def tiles(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns:
         if found is None:
             lists = lists_of_states(state_map(prepared, mask, grid, rows, columns), turned)
         else:
-            lists = lists_of_runs(found, turned, prepared.span.rows.device)
+            on, lists = prepared.span.rows.device, lists_of_runs(found, turned)
+            lists = lists._replace(tiles=upload(lists.tiles, on), counts=upload(lists.counts, on))
         if capturing(lists.tiles.device):
             return lists
         done(lists.tiles.device)
@@ -176,7 +177,7 @@ def runs_of(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, column
     return found
 
 
-def lists_of_runs(found: Runs, turned: bool, on: torch.device) -> Lists:
+def lists_of_runs(found: Runs, turned: bool) -> Lists:
     """From intervals, on the host: it takes what is left of the tiles, and no kernel has to run for it."""
     lists = found.lists(turned=turned)
     counts = np.empty((lists.mixed.size, 3), np.int32)
@@ -184,8 +185,7 @@ def lists_of_runs(found: Runs, turned: bool, on: torch.device) -> Lists:
     counts[:, 2] = np.diff(lists.starts) - lists.mixed
     numbers = lists.tiles if lists.tiles.size else np.zeros(1, np.int32)
     down, across = (found.tiles, found.blocks) if turned else (found.blocks, found.tiles)
-    sizes = (int(found.batch > 1), int(found.heads > 1), found.heads, down, across)
-    return Lists(upload(numbers, on), upload(counts, on), *sizes)
+    return Lists(numbers, counts, int(found.batch > 1), int(found.heads > 1), found.heads, down, across)
 
 
 def lists_of_states(states: torch.Tensor, turned: bool) -> Lists:

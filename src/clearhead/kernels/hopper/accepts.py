@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from clearhead.core.arrays import dtype_name
+from clearhead.core.grid import Grid
+from clearhead.core.lowered import Node
+from clearhead.core.mask import Mask
 from clearhead.core.masks import Band
 from clearhead.core.positions import Alibi
 from clearhead.core.problem import Problem
@@ -142,21 +149,37 @@ def several_ranges(problem: Problem) -> str | None:
 
 
 MOST_BITS = 2**35  # pairs of mixed tiles, of which there is a bit for each
+COARSE = 1024  # tiles of which there are few, and which hold no fewer such pairs
+FINE = 128
+
+# of the last kinds of problems with as many pairs: whether there are too many bits
+_too_many = Cache()
 
 
 def too_many(problem: Problem) -> str | None:
-    """Why a mask is not taken: the bits of its mixed tiles would not fit, which are told only where it could be so."""
-    grid, pairs = problem.grid, problem.grid.queries * problem.grid.keys
-    for size in (*grid.batch, grid.heads):
-        pairs *= size
-    if pairs <= MOST_BITS or problem.mask is None:
+    """Why a mask is not taken: the bits of its mixed tiles would not fit. Remembered for problems of one kind."""
+    grid, mask = problem.grid, problem.mask
+    if mask is None or math.prod(grid.shape) <= MOST_BITS:
         return None
+    kind = cache_key_of(problem)
+    known = None if kind is None else _too_many.get(kind)
+    if known is None:
+        planes = math.prod(grid.batch) if by_row(problem) else 1
+        planes *= grid.heads if by_head(problem) else 1
+        known = planes * grid.queries * grid.keys > MOST_BITS and all(
+            mixed_pairs(mask, grid, size) > MOST_BITS for size in (COARSE, FINE)
+        )
+        if kind is not None:
+            _too_many.keep(kind, known)
+    return "the mask is mixed in too many tiles; `triton` takes any mask" if known else None
+
+
+def mixed_pairs(mask: Mask, grid: Grid, size: int) -> int:
+    """How many pairs tiles of this size have in which some are seen and some are not."""
     from clearhead.core.runs import runs
 
-    found = runs(problem.mask, grid, 128, 128)
-    if found.pairs - found.full_pairs <= MOST_BITS:
-        return None
-    return "the mask is mixed in too many tiles; `triton` takes any mask"
+    found = runs(mask, grid, size, size)
+    return found.pairs - found.full_pairs
 
 
 def ranges_of(problem: Problem) -> Any:
@@ -184,11 +207,34 @@ def no_span(problem: Problem) -> str | None:
 
 def by_head(problem: Problem) -> bool:
     """True where a mask may differ by head."""
-    assert problem.mask is not None
 
-    def differs(node: Any) -> bool:
+    def differs(node: Node) -> bool:
         array = node.array()
-        heads = node.heads > 0 or (array is not None and array.ndim >= 3 and array.shape[-3] > 1)
-        return heads or any(map(differs, node.parts))
+        return node.heads > 0 or (array is not None and array.ndim >= 3 and array.shape[-3] > 1)
 
-    return differs(problem.mask.lower(problem.grid))
+    return any(map(differs, nodes_of(problem)))
+
+
+def by_row(problem: Problem) -> bool:
+    """True where a mask may differ by batch row."""
+
+    def differs(node: Node) -> bool:
+        array = node.array()
+        if array is not None and math.prod(array.shape[:-3]) > 1:
+            return True
+        rows = node.rows() if node.places() is None else ()
+        return any(isinstance(number, np.ndarray) and number.size > 1 for number in node.numbers) or any(
+            len(row) > 1 for row in rows
+        )
+
+    return any(map(differs, nodes_of(problem)))
+
+
+def nodes_of(problem: Problem) -> Iterator[Node]:
+    """All nodes of a problem's mask."""
+    assert problem.mask is not None
+    waiting = [problem.mask.lower(problem.grid)]
+    while waiting:
+        node = waiting.pop()
+        waiting += node.parts
+        yield node

@@ -11,7 +11,7 @@ import torch
 from clearhead.core.grid import Grid
 from clearhead.core.mask import Mask
 from clearhead.kernels.gpu.device import Lists
-from clearhead.kernels.gpu.masks import Prepared, tiles, upload
+from clearhead.kernels.gpu.masks import Prepared, capturing, done, lists_of_runs, runs_of, tiles, upload
 from clearhead.kernels.gpu.tile_lists_kernel import tile_bits
 from clearhead.kernels.hopper.schedule import CONFIGS, FEW, LISTED, MIXED, TileConfig
 
@@ -41,22 +41,18 @@ class TileRuns(NamedTuple):
 def forward_runs(prepared: Prepared, mask: Mask | None, grid: Grid, head_dim: int, heads: int) -> TileRuns:
     """For blocks of queries, tiles of keys; `heads` of all batch rows."""
     config = LISTED[head_dim]
-    lists, counts = listed(prepared, mask, grid, config.rows * config.consumers, config.columns)
-    some = counts[:, 1:].sum(-1)
-    better = config
-    if counts[:, 1].sum() > OFTEN * some.sum():
-        better = MIXED[head_dim]
-    elif some.mean() * config.columns > FEW:
-        better = CONFIGS[head_dim]
-    if better != config:
-        config = better
-        lists, counts = listed(prepared, mask, grid, config.rows * config.consumers, config.columns)
-        some = counts[:, 1:].sum(-1)
-    if config.persistent and some.max(initial=0) > UNEVEN * some.mean():
+    blocks, some, mixed = left(prepared, mask, grid, config)
+    if mixed > OFTEN * some:
+        config = MIXED[head_dim]
+    elif some * config.columns > FEW * blocks:
+        config = CONFIGS[head_dim]
+    lists = listed(prepared, mask, grid, config.rows * config.consumers, config.columns)
+    each = lists.counts[:, 1:].sum(-1)
+    if config.persistent and each.max(initial=0) > UNEVEN * each.mean():
         config = replace(config, persistent=False)
     config = replace(config, turns=False)  # measured: about a fiftieth of the time less
     # the first tile of a block is always masked
-    return laid_out(prepared, grid, lists, counts, config.rows * config.consumers, config.columns, heads, masked=1,
+    return laid_out(prepared, grid, lists, config.rows * config.consumers, config.columns, heads, masked=1,
                     config=config)  # fmt: skip
 
 
@@ -64,31 +60,52 @@ def backward_runs(
     prepared: Prepared, mask: Mask | None, grid: Grid, keys: int, queries: int, heads: int, *, shared: bool = False
 ) -> TileRuns:
     """For blocks of `keys`, tiles of `queries`; `heads` of keys of all batch rows. `shared`: long lists are cut up."""
-    lists, counts = listed(prepared, mask, grid, queries, keys, turned=True)
-    return laid_out(prepared, grid, lists, counts, keys, queries, heads, masked=0, shared=shared)
+    lists = listed(prepared, mask, grid, queries, keys, turned=True)
+    return laid_out(prepared, grid, lists, keys, queries, heads, masked=0, shared=shared)
+
+
+def left(prepared: Prepared, mask: Mask | None, grid: Grid, config: TileConfig) -> tuple[int, int, int]:
+    """How many blocks there are, how many tiles of all of them are left, and how many of those are mixed."""
+    rows = config.rows * config.consumers
+    found = runs_of(prepared, mask, grid, rows, config.columns)
+    if found is None:
+        counts = listed(prepared, mask, grid, rows, config.columns).counts
+        _, mixed, full = counts.sum(0, dtype=np.int64).tolist()
+        return len(counts), mixed + full, mixed
+    some, every = (int(count.sum(dtype=np.int64)) for count in (found.count, found.count[found.full]))
+    return found.starts.size - 1, some, some - every
 
 
 def listed(
     prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, *, turned: bool = False
-) -> tuple[Lists, np.ndarray]:
-    """The tiles on the device, and on the host where those of each block begin, how many are mixed, how many full."""
+) -> Lists:
+    """The tiles and their counts on the host; tiles that an array was read for, on the device, are left there."""
+    found = runs_of(prepared, mask, grid, rows, columns)
+    if found is not None:
+        return lists_of_runs(found, turned)
     lists = tiles(prepared, mask, grid, rows, columns, turned=turned)
-    return lists, lists.counts.reshape(-1, 3).cpu().numpy()
+    return lists._replace(counts=lists.counts.reshape(-1, 3).cpu().numpy())
 
 
 def laid_out(
-    prepared: Prepared, grid: Grid, lists: Lists, counts: np.ndarray, down: int, across: int, heads: int, *,
+    prepared: Prepared, grid: Grid, lists: Lists, down: int, across: int, heads: int, *,
     masked: int, config: TileConfig | None = None, shared: bool = False,
 ) -> TileRuns:  # fmt: skip
     """The table, the tiles and the bits; at least `masked` tiles of a block are taken as mixed ones."""
+    counts = lists.counts
     start, mixed, full = counts.T.astype(np.int64)
-    on, row = lists.tiles.device, np.arange(len(counts))
+    on, row = prepared.span.rows.device, np.arange(len(counts))
     # the bits of all mixed tiles, in the order of blocks
     first = 2 + np.cumsum(mixed) - mixed
     which = np.repeat(row, mixed)
     place = start[which] + np.arange(which.size) + 2 - first[which]
     flat = lists.tiles.reshape(-1)
-    entries = torch.stack([upload(which, on), flat[upload(place, on)].long()], -1).to(torch.int32)
+    if isinstance(flat, torch.Tensor):
+        entries = torch.stack([upload(which, on), flat[upload(place, on)].long()], -1).to(torch.int32)
+        numbers = torch.cat([flat, flat.new_zeros(1)])
+    else:
+        entries = upload(np.stack([which, flat[place]], -1, dtype=np.int32, casting="same_kind"), on)
+        numbers = upload(np.append(flat, np.zeros(1, np.int32)), on)
     bits = torch.empty((2 + which.size, down, 4), dtype=torch.int32, device=on)
     bits[NOTHING], bits[EVERYTHING] = 0, -1
     turned = masked == 0
@@ -104,14 +121,16 @@ def laid_out(
     block, number = row % lists.down, row // lists.down
     batch = number // lists.mask_heads if lists.by_batch else np.full(len(row), -1)
     head = number % lists.mask_heads if lists.by_head else np.full(len(row), -1)
-    start = np.where(counts[:, 1:].sum(-1) > 0, start, flat.numel())  # one tile that nobody looks at
+    start = np.where(counts[:, 1:].sum(-1) > 0, start, len(flat))  # one tile that nobody looks at
     table = np.stack([block * down, batch, head, start, mixed, count, first, np.zeros_like(first)], -1)
     table, added = shared_out(table) if shared else (table, table[:0])
     table = table[np.argsort(-table[:, 5], kind="stable")].astype(np.int32)
-    numbers = torch.cat([flat, flat.new_zeros(1)])
     unseen = left_out(bits, which, full, lists, grid.keys if turned else grid.queries)
+    uploaded = upload(table, on)
+    if not capturing(on):
+        done(on)
     return TileRuns(
-        upload(table, on), numbers, bits, heads // max(1, len(row) // lists.down), unseen, config,
+        uploaded, numbers, bits, heads // max(1, len(row) // lists.down), unseen, config,
         upload(added.astype(np.int32), on) if len(added) else None, int(added[:, 4].sum()),
     )  # fmt: skip
 
@@ -146,6 +165,8 @@ def shared_out(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def left_out(bits: torch.Tensor, which: np.ndarray, full: np.ndarray, lists: Lists, length: int) -> torch.Tensor | None:
     """Positions of blocks that have no pair: they may hold anything, and nothing must come of it."""
+    if full.all():
+        return None
     found = (bits[2:] != 0).any(-1).to(torch.int32)
     counts = found.new_zeros((full.size, bits.shape[1])).index_add_(0, upload(which, bits.device), found)
     none = (counts == 0) & (upload(full, bits.device) == 0)[:, None]
