@@ -46,7 +46,7 @@ template <class T> class Backward {
   // All keys of one key head, and the dq of its group written too.
   void head(int64_t b, int64_t head) {
     const int64_t group = call_->group(), size = panels_->room(*call_);
-    dq_.assign(group * size, T(0));
+    if (int64_t(dq_.size()) < group * size) dq_.resize(group * size);
     keys(b, head, 0, call_->keys, dq_.data(), nullptr);
     for (int64_t g = 0; g < group; ++g) write_queries(dq_.data() + g * size, b, head * group + g, 0, panels_->count());
   }
@@ -63,8 +63,8 @@ template <class T> class Backward {
   }
 
   // Keys [first, last), whole tiles, of one key head against all queries of its group. `dq` has room for each head of the
-  // group; it is added to, and belongs to this call alone. `touched`, if given, learns for each kTogether panels of queries
-  // whether they see any of the keys: only then they have a dq here, zero before.
+  // group, and belongs to this call alone. `touched`, if given, learns for each kTogether panels of queries whether they see any
+  // of the keys: only then they have a dq here.
   void keys(int64_t b, int64_t head, int64_t first, int64_t last, T* dq, uint8_t* touched) {
     pack_keys(b, head, first, last);
     dk_.begin(last - first, call_->features);
@@ -117,8 +117,9 @@ template <class T> class Backward {
       alive = alive || seen.alive;
     }
     if (touched) *touched = alive;
-    if (!alive) return;
-    if (touched) std::fill_n(here, panels * panel * features_, T(0));
+    if (!alive && touched) return;
+    if (!alive) return void(std::fill_n(here, panels * panel * features_, T(0)));
+    std::fill_n(begun_, kTogether, false);
     Together<T> own(*call_, room_.data());
     if (!asked_) ask(own, b, h, number);
     const Together<T>& block = asked_ ? asked_[call_->head_of(b, h) * panels_->blocks() + number] : own;
@@ -126,6 +127,8 @@ template <class T> class Backward {
       call_->stop.check();
       tile(scorer, block, panels, first, j0, std::min(j0 + kBackTile, last), here);
     }
+    for (int64_t p = 0; p < panels; ++p)
+      if (!begun_[p]) std::fill_n(here + p * panel * features_, panel * features_, T(0));
   }
 
   // Keys [j0, j1) against the panels: dq for each, dk and dv for all together. Each panel has only the keys it may see.
@@ -177,7 +180,8 @@ template <class T> class Backward {
       if (call_->softcap != 0) scorer.uncap(raw_.data(), count, dweights + place);
       if (run.mixed && scorer.remember)  // last: a masked weight is 0, and 0 times NaN is not
         for (T* const pairs : {weights + place, dweights + place}) scorer.clear(count, pairs, row);
-      gather_queries(scorer, ask, run, at, row, odd, dweights + place, dq);
+      gather_queries(scorer, ask, run, at, row, odd, dweights + place, begun_[p], dq);
+      begun_[p] = true;
       // keys of the same blocks that are not seen
       const int64_t before = row / kSumRows * kSumRows * panel, last = place + count * panel;
       const int64_t end = (row + count + kSumRows - 1) / kSumRows * kSumRows * panel;
@@ -186,15 +190,19 @@ template <class T> class Backward {
     }
   }
 
-  // dq[feature][query] += k[key][feature] · dscore[key][query], for the keys of a run, which are those from `at` on here and from
-  // `row` on in their tile.
+  // dq[feature][query] = k[key][feature] · dscore[key][query], or with `add` that much more, for the keys of a run, which are those
+  // from `at` on here and from `row` on in their tile.
   void gather_queries(const Scorer<T>& scorer, const Asking<T>& ask, const Run& run, int64_t at, int64_t row, bool odd,
-                      const T* dscores, T* dq) {
+                      const T* dscores, bool add, T* dq) {
     const int64_t count = run.last - run.first, stride = int64_t(odd_.size()) * kRows, queries = ask.count();
     const T* columns = k_columns_.data() + at * kRows;
-    if (!run.mixed || !odd) return product<T, true>(columns, features_ / kRows, dscores, count, stride, dq, ask.vecs());
+    const auto multiply = [&](const T* keys, int64_t stride) {
+      if (add) product<T, true>(keys, features_ / kRows, dscores, count, stride, dq, ask.vecs());
+      else product<T, false>(keys, features_ / kRows, dscores, count, stride, dq, ask.vecs());
+    };
+    if (!run.mixed || !odd) return multiply(columns, stride);
     const uint8_t* const allow = scorer.allowed(row);
-    product<T, true>(blanked(allow, queries, at, count), features_ / kRows, dscores, count, kBackTile * kRows, dq, ask.vecs());
+    multiply(blanked(allow, queries, at, count), kBackTile * kRows);
     for (int64_t j = 0; j < count; ++j) {  // keys that were left out go to those who see them, one by one
       const uint8_t* allowed = allow + j * panel;
       if (!odd_[at + j] || all_set(allowed, queries)) continue;
@@ -250,6 +258,7 @@ template <class T> class Backward {
   const Together<T>* asked_ = nullptr;
   int64_t features_ = 0;  // rounded up to whole blocks
   std::vector<Seen> seen_;
+  bool begun_[kTogether];  // which panels of queries have a dq by now: what comes first is stored, and the rest added to it
   uint8_t who_[kBackTile / kSumRows];  // for each block of a tile's keys: a bit for each panel of queries that sees some of them
   Buffer<T> k_, v_, k_columns_, dq_, raw_, scratch_, output_, clean_, room_;
   Buffer<T> weights_, dweights_;  // of a tile: [panel of queries][key][query]
