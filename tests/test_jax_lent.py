@@ -153,7 +153,7 @@ def test_a_program_that_ran_before_is_played_where_xla_wants_its_results(
     played: list[bool] = []
     play = Placed.play
     monkeypatch.setattr(Placed, "play", lambda self, *given: played.append(play(self, *given)) or played[-1])
-    options = IN_PROGRAMS[name]
+    options = IN_PROGRAMS[name] | {"scale": 0.4}  # of a kind that no other test has recorded
 
     @jax.jit
     def both(q: Any, k: Any, v: Any) -> Any:
@@ -161,6 +161,7 @@ def test_a_program_that_ran_before_is_played_where_xla_wants_its_results(
         output, pull = jax.vjp(lambda *a: ch.attention(*a, **options, kernel="triton"), q, k, v)
         return seen, output, pull(DOUT)
 
+    first = 1 if name == "documents" else 2  # a mask of any kind is recorded at once
     for turn in range(5):
         q, k, v = (NUMBERS.standard_normal(a.shape).astype(np.float32) for a in (Q, K, V))
         seen, output, learnt = jax.block_until_ready(both(q, k, v))
@@ -171,9 +172,9 @@ def test_a_program_that_ran_before_is_played_where_xla_wants_its_results(
         expected = ch.observe(q, k, v, **options, top=3, map=(3, 4), kernel="dense")
         np.testing.assert_array_equal(seen.top.indices, expected.top.indices)
         budget.check(seen.top.weights, budget.Expected(*top_of(allowed, expected)), 17, "top")
-        if turn == 1:
+        if turn == first - 1:
             assert not played
-    assert len(played) >= 6  # three operations, from the third turn on
+    assert len(played) >= 3 * (5 - first)  # three operations
     assert all(played)
 
 

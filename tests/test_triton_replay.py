@@ -95,6 +95,27 @@ def test_inputs_that_are_one_tensor_are_told_apart_later() -> None:
     torch.testing.assert_close(ch.attention(q, k, v, kernel="triton"), ch.attention(q, k, v, kernel="dense"))
 
 
+def test_masks_of_any_kind_are_recorded_at_once_where_a_call_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clearhead.kernels.gpu import call
+
+    recorded: list[int] = []
+    recorder = call.Recorder
+    monkeypatch.setattr(call, "Recorder", lambda *given: recorded.append(1) or recorder(*given))
+    q, k, v = torch.randn((3, *SHAPE)).unbind(0)
+    for options, times in (
+        ({"mask": DOCUMENTS}, [1, 0]),
+        ({"mask": ch.causal()}, [0, 1]),
+        ({"mask": DOCUMENTS, "dropout": (0.5, 1)}, [0, 0]),  # no two calls are of one kind
+    ):
+        forget()
+        outputs = []
+        for count in times:
+            recorded.clear()
+            outputs.append(ch.attention(q, k, v, **options, kernel="triton"))
+            assert len(recorded) == count
+        assert torch.equal(*outputs)
+
+
 def test_results_are_new_each_time() -> None:
     q, k, v = torch.randn((3, *SHAPE)).unbind(0)
     found = [ch.attention(q, k, v, kernel="triton") for _ in range(4)]

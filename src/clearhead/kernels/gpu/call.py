@@ -73,6 +73,7 @@ class Call:
         self.replays: dict[Any, Replay | int] = {}
         self.as_given = False
         self.grows = False  # in another size its like was played: so this one may be, layer by layer
+        self.comes_again = False  # what it leaves is kept for others of its kind
         self.take(problem)
         self.mask = spans.prepare(problem.mask, grid, self.device)
         raw = problem.softcap is None and not isinstance(problem.bias, Added) and problem.scale > SMALLEST
@@ -115,6 +116,7 @@ class Call:
         relative = None if family is None else _families.asked(family)
         if relative is None:
             call = cls(problem)
+            call.comes_again = True
             last = {name: value for name, value in vars(call).items() if name not in TAKEN}
             if family is not None and call.as_given:
                 _families.keep(family, last)
@@ -172,9 +174,11 @@ class Call:
             return compute()
         if isinstance(known, Replay):
             return known.play(inputs)
-        if not known and not self.grows:  # what comes once is not worth recording
-            if len(self.replays) >= MOST:
-                self.replays.clear()
+        if not known and len(self.replays) >= MOST:
+            self.replays.clear()
+        # what comes once is not worth recording; but to prepare a mask of any kind took far longer, and layers share it
+        at_once = self.grows or (self.comes_again and self.form.program is not None)
+        if not known and not at_once:
             self.replays[name] = 1
             compiled_ahead(self, sort, compute)
             return compute()
