@@ -46,7 +46,7 @@ template <class T> class Backward {
   // All keys of one key head, and the dq of its group written too.
   void head(int64_t b, int64_t head) {
     const int64_t group = call_->group(), size = panels_->room(*call_);
-    if (int64_t(dq_.size()) < group * size) dq_.resize(group * size);
+    dq_.resize(group * size);
     keys(b, head, 0, call_->keys, dq_.data(), nullptr);
     for (int64_t g = 0; g < group; ++g) write_queries(dq_.data() + g * size, b, head * group + g, 0, panels_->count());
   }

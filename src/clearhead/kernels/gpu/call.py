@@ -73,7 +73,6 @@ class Call:
         self.replays: dict[Any, Replay | int] = {}
         self.as_given = False
         self.grows = False  # in another size its like was played: so this one may be, layer by layer
-        self.comes_again = False  # what it leaves is kept for others of its kind
         self.take(problem)
         self.mask = spans.prepare(problem.mask, grid, self.device)
         raw = problem.softcap is None and not isinstance(problem.bias, Added) and problem.scale > SMALLEST
@@ -116,7 +115,6 @@ class Call:
         relative = None if family is None else _families.asked(family)
         if relative is None:
             call = cls(problem)
-            call.comes_again = True
             last = {name: value for name, value in vars(call).items() if name not in TAKEN}
             if family is not None and call.as_given:
                 _families.keep(family, last)
@@ -176,9 +174,9 @@ class Call:
             return known.play(inputs)
         if not known and len(self.replays) >= MOST:
             self.replays.clear()
-        # what comes once is not worth recording; but to prepare a mask of any kind took far longer, and layers share it
-        at_once = self.grows or (self.comes_again and self.form.program is not None)
-        if not known and not at_once:
+        # what comes once is not worth recording; but a mask of any kind took longer to prepare, and layers share it
+        shared = self.form.program is not None and cache_key_of(self.problem) is not None
+        if not known and not self.grows and not shared:
             self.replays[name] = 1
             compiled_ahead(self, sort, compute)
             return compute()

@@ -126,13 +126,13 @@ def laid_out(
     table, added = shared_out(table) if shared else (table, table[:0])
     table = table[np.argsort(-table[:, 5], kind="stable")].astype(np.int32)
     unseen = left_out(bits, which, full, lists, grid.keys if turned else grid.queries)
-    uploaded = upload(table, on)
-    if not capturing(on):
-        done(on)
-    return TileRuns(
-        uploaded, numbers, bits, heads // max(1, len(row) // lists.down), unseen, config,
+    runs = TileRuns(
+        upload(table, on), numbers, bits, heads // max(1, len(row) // lists.down), unseen, config,
         upload(added.astype(np.int32), on) if len(added) else None, int(added[:, 4].sum()),
     )  # fmt: skip
+    if not capturing(on):
+        done(on)
+    return runs
 
 
 def shared_out(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
