@@ -287,6 +287,8 @@ def finish_rows(rows, scales, outputs, place, inside, FORM: gl.constexpr):
         gl.store(outputs.entropy + place, gl.where(none | (entropy < 0), 0.0, entropy), inside)
 
 
+# Numbers that are stored one by one may begin anywhere. Not so the output in float32, which is room of our own: if it
+# might, a thread's two neighbours would go out one by one, half a sector each, and the kernel took up to a third more.
 @gluon.jit(
     do_not_specialize=["queries", "keys", "heads", "group", "jobs", "side", "upper", "lower", "several", "offset"],
     do_not_specialize_on_alignment=[
@@ -296,7 +298,6 @@ def finish_rows(rows, scales, outputs, place, inside, FORM: gl.constexpr):
         "largests",
         "entropies",
         "levels",
-        "unrounded",
         "odd",
         "edges",
         "table",
