@@ -72,3 +72,31 @@ def test_what_kernels_read_is_the_mask(name: str, turned: bool) -> None:
         assert not unseen.any()
     else:
         np.testing.assert_array_equal(np.broadcast_to(runs.unseen.numpy()[..., 0], unseen.shape), unseen)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_coarse_lists_hold_each_pair_once(name: str) -> None:
+    masks = importlib.import_module("clearhead.kernels.gpu.masks")
+    tile_runs = importlib.import_module("clearhead.kernels.hopper.tile_runs")
+    mask, grid = MASKS[name], Grid((BATCH,), HEADS, QUERIES, KEYS)
+    want = np.broadcast_to(mask.dense(QUERIES, KEYS, batch=(BATCH,), heads=HEADS), (BATCH, HEADS, QUERIES, KEYS))
+    prepared = masks.prepare(mask, grid, torch.device("cpu"))
+    tile_runs.listed(prepared, mask, grid, 128, 64)
+    lists = masks.tiles(prepared, mask, grid, 32, 32, coarse=True)
+    assert lists.down == (-(-QUERIES // 32) if prepared.reads else -(-QUERIES // 128) * 4), "of what is known, if it is"
+    counts, blocks = lists.counts.reshape(-1, 3), -(-QUERIES // 32)
+    for batch in range(BATCH):
+        for head in range(HEADS):
+            seen = np.zeros((blocks * 32, KEYS + 128), int)
+            for block in range(blocks):
+                row = (batch * lists.by_batch * lists.mask_heads + head * lists.by_head) * lists.down + block
+                start, mixed, full = counts[row].tolist()
+                for n in range(mixed + full):
+                    first = int(lists.tiles.reshape(-1)[start + n]) * 32
+                    here = np.zeros((32, KEYS + 128), bool)
+                    here[: QUERIES - block * 32, :KEYS] = want[batch, head, block * 32 : block * 32 + 32]
+                    part = here[:, first : first + 32]
+                    assert n < mixed or part[: QUERIES - block * 32].all(), "a full tile is seen by all"
+                    seen[block * 32 : block * 32 + 32, first : first + 32] += 1
+            assert seen.max() <= 1
+            assert (seen[:QUERIES, :KEYS] >= want[batch, head]).all()

@@ -273,12 +273,13 @@ class Call:
         threshold = np.array([min(dropout.threshold, 0xFFFFFFFF)], dtype=np.uint32)
         return dropout.rescale, int(threshold.view(np.int32)[0]), int(seed.view(np.int32)[0])
 
-    def lists(self, blocks: Blocks, *, turned: bool = False) -> Lists:
-        """The tiles that are not empty, where the mask is no span."""
+    def lists(self, blocks: Blocks, *, turned: bool = False, coarse: bool = False) -> Lists:
+        """The tiles that are not empty, where the mask is no span; `coarse`: and others beside them (`masks.tiles`)."""
         if self.form.program is None:
             nothing = self.mask.span.rows
             return Lists(nothing, nothing, 0, 0, 1, 1, 1)
-        return spans.tiles(self.mask, self.problem.mask, self.grid, blocks.rows, blocks.columns, turned=turned)
+        rows, columns = blocks.rows, blocks.columns
+        return spans.tiles(self.mask, self.problem.mask, self.grid, rows, columns, turned=turned, coarse=coarse)
 
     @property
     def backwards(self) -> bool:

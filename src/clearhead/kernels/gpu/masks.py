@@ -148,22 +148,67 @@ def four_axes(array: Array, grid: Grid, on: torch.device) -> torch.Tensor:
     return tensor.expand(*grid.batch, *tensor.shape[-3:]).reshape(math.prod(grid.batch), *tensor.shape[-3:])
 
 
-def tiles(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, *, turned: bool = False) -> Lists:
-    """For each block of queries the tiles of keys that are not empty; `turned`: for each block of keys, of queries."""
+def tiles(
+    prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, *,
+    turned: bool = False, coarse: bool = False,
+) -> Lists:  # fmt: skip
+    """For each block of queries the tiles of keys that are not empty; `turned`: for each block of keys, of queries.
+
+    `coarse`: what was found for larger blocks and tiles will do, for a kernel that seldom has anything to do.
+    """
     assert prepared.program is not None
-    key = (rows, columns, turned)
+    key = ("coarse", rows, columns) if coarse else (rows, columns, turned)
     if key not in prepared.lists:
-        found = runs_of(prepared, mask, grid, rows, columns)
-        if found is None:
+        lists = coarsely(prepared, rows, columns) if coarse else None
+        if lists is None:
+            lists = listed_by_runs(prepared, mask, grid, rows, columns, turned)
+        if lists is None:
             lists = lists_of_states(state_map(prepared, mask, grid, rows, columns), turned)
         else:
-            on, lists = prepared.span.rows.device, lists_of_runs(found, turned)
+            on = prepared.span.rows.device
             lists = lists._replace(tiles=upload(lists.tiles, on), counts=upload(lists.counts, on))
         if capturing(lists.tiles.device):
             return lists
         done(lists.tiles.device)
         prepared.lists[key] = lists
     return prepared.lists[key]
+
+
+def coarsely(prepared: Prepared, rows: int, columns: int) -> Lists | None:
+    """Lists on the host that hold whole blocks and tiles of larger ones, of the smallest that are known; or None."""
+    known = [key[1:3] for key in prepared.lists if key[0] == "lists" and not key[3]]
+    larger = [(down, across) for down, across in known if down % rows == across % columns == 0]
+    if not larger:
+        return None
+    down, across = min(larger, key=math.prod)
+    return refined(prepared.lists["lists", down, across, False], down // rows, across // columns)
+
+
+def refined(lists: Lists, down: int, across: int) -> Lists:
+    """The same with each block cut into `down` blocks and each tile into `across`: what was mixed still is.
+
+    >>> one = Lists(np.array([2, 0], np.int32), np.array([[0, 1, 1]], np.int32), 0, 0, 1, 1, 3)
+    >>> cut = refined(one, 2, 2)
+    >>> cut.tiles.tolist(), cut.counts.tolist(), cut.down, cut.across
+    ([4, 5, 0, 1], [[0, 2, 2], [0, 2, 2]], 2, 6)
+    """
+    numbers = (lists.tiles[:, None] * across + np.arange(across, dtype=np.int32)).reshape(-1)
+    counts = np.repeat(lists.counts * across, down, axis=0)
+    return lists._replace(tiles=numbers, counts=counts, down=lists.down * down, across=lists.across * across)
+
+
+def listed_by_runs(
+    prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, turned: bool
+) -> Lists | None:
+    """Lists on the host, from runs of tiles, made once for all who want them so; None where there are no such runs."""
+    found = runs_of(prepared, mask, grid, rows, columns)
+    if found is None:
+        return None
+    key = ("lists", rows, columns, turned)
+    if key not in prepared.lists:
+        prepared.lists[key] = lists_of_runs(found, turned)
+    known: Lists = prepared.lists[key]
+    return known
 
 
 def runs_of(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int) -> Runs | None:

@@ -20,8 +20,8 @@ def repaired(call: Call, forward: Forward, odd: torch.Tensor) -> Forward:
         call.launch(
             ("repair", blocks, unrounded is not None), repair, (programs,),
             call.q, call.k, call.v, output, odd, unrounded, forward.total, told,
-            call.q.stride(), call.k.stride(), call.v.stride(), steps_of(output), call.mask.span, call.lists(blocks),
-            call.mask.arrays, call.scoring,
+            call.q.stride(), call.k.stride(), call.v.stride(), steps_of(output), call.mask.span,
+            call.lists(blocks, coarse=True), call.mask.arrays, call.scoring,
             grid.queries, grid.keys, cdiv(count, programs), count, grid.heads, UNROUNDED=unrounded is not None,
             BM=blocks.rows, BN=blocks.columns, N=1024, form=call.form,
             num_warps=blocks.warps, num_stages=blocks.stages, **begun_early(call.device), **EXACT,

@@ -38,8 +38,9 @@ def mended(call: Call, forward: Forward, odd: torch.Tensor, told: torch.Tensor, 
         call.launch(
             ("mend", blocks, unrounded is not None, constants["TOP"]), mend, (programs,),
             call.q, call.k, call.v, output, odd, unrounded, told, counts, peak, total, weights, indices,
-            call.q.stride(), call.k.stride(), call.v.stride(), steps_of(output), call.mask.span, call.lists(blocks),
-            call.mask.arrays, call.scoring, grid.queries, grid.keys, cdiv(count, programs), count, grid.heads, *numbers,
+            call.q.stride(), call.k.stride(), call.v.stride(), steps_of(output), call.mask.span,
+            call.lists(blocks, coarse=True), call.mask.arrays, call.scoring,
+            grid.queries, grid.keys, cdiv(count, programs), count, grid.heads, *numbers,
             UNROUNDED=unrounded is not None, **constants, BM=blocks.rows, BN=blocks.columns, N=1024, form=call.form,
             num_warps=blocks.warps, num_stages=blocks.stages, **begun_early(call.device), **EXACT,
         )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from clearhead.core.grid import Grid
 from clearhead.core.mask import Mask
 from clearhead.kernels.gpu.device import Lists
-from clearhead.kernels.gpu.masks import Prepared, capturing, done, lists_of_runs, runs_of, tiles, upload
+from clearhead.kernels.gpu.masks import Prepared, capturing, done, listed_by_runs, runs_of, tiles, upload
 from clearhead.kernels.gpu.tile_lists_kernel import tile_bits
 from clearhead.kernels.hopper.schedule import CONFIGS, FEW, LISTED, MIXED, TileConfig
 
@@ -80,9 +80,9 @@ def listed(
     prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, *, turned: bool = False
 ) -> Lists:
     """The tiles and their counts on the host; tiles that an array was read for, on the device, are left there."""
-    found = runs_of(prepared, mask, grid, rows, columns)
-    if found is not None:
-        return lists_of_runs(found, turned)
+    known = listed_by_runs(prepared, mask, grid, rows, columns, turned)
+    if known is not None:
+        return known
     lists = tiles(prepared, mask, grid, rows, columns, turned=turned)
     return lists._replace(counts=lists.counts.reshape(-1, 3).cpu().numpy())
 
