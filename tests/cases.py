@@ -84,6 +84,10 @@ def _nan_padding(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
     k[1, :, 5:], v[1, :, 5:] = np.inf, np.nan
 
 
+def _nan_queries(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    q[..., 3::4, :] = np.nan
+
+
 def _nan_first_keys(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
     k[..., :3, :], v[..., :3, :] = np.nan, -np.inf
 
@@ -230,6 +234,7 @@ CASES: tuple[Case, ...] = (
     Case("documents, fewer queries", options=_mask(ch.documents(IDS))),
     Case("documents by row", **SQUARE, options=_mask(ch.documents(np.stack([IDS, IDS[::-1]])))),
     Case("documents, own query ids", options=_mask(ch.documents(IDS, np.arange(T) % 4))),
+    Case("NaN in queries of no document", prepare=_nan_queries, options=_mask(ch.documents(IDS, np.arange(T) % 4))),
     Case("prefix", **SQUARE, options=_mask(ch.prefix(5) | ch.causal())),
     Case("prefix by row", **SQUARE, options=_mask(ch.prefix([2, 9]) | ch.causal())),
     Case("global tokens", **SQUARE, options=_mask(ch.global_tokens([0, 11]))),

@@ -104,6 +104,8 @@ def test_blocks_and_tiles_cover_what_is_seen(name: str) -> None:
     assert dense(ONE[name]).sum() == allowed.sum(), "keys before start, or from stop on, are seen"
     hidden = np.zeros(1, bool) if spans.hidden is None else spans.hidden.numpy()[:, 0, :, 0]
     assert np.array_equal(np.broadcast_to(hidden, allowed.shape[::2]), ~allowed.any(1))
+    blind = np.zeros(1, bool) if spans.blind is None else spans.blind.numpy()[:, 0, :, 0]
+    assert np.array_equal(np.broadcast_to(blind, allowed.shape[:2]), ~dense(ONE[name]).any(2))
     table = spans.table.numpy()[:, :6]
     assert len({(first, row) for first, row, *_ in table}) == len(table) == len(edges) * 3
     assert list(table[:, 5]) == sorted(table[:, 5], reverse=True)

@@ -186,12 +186,22 @@ def turned_runs(call: Call) -> tuple[tile_runs.TileRuns, torch.Tensor | None]:
     if name not in call.mask.lists:
         columns, rows = backward.CONFIGS[head_dim].columns, call.q.shape[0] * call.k.shape[1]
         turned = tile_runs.backward_runs(call.mask, call.problem.mask, call.grid, backward.KEYS, columns, rows)
-        seen = call.mask.lists.get(("runs", head_dim))
-        if seen is None:  # the forward went by ranges of keys, or by another kernel
-            seen = tile_runs.forward_runs(call.mask, call.problem.mask, call.grid, head_dim, call.rows)
-        call.mask.lists[name] = (turned, seen.unseen)
+        call.mask.lists[name] = (turned, blind(call))
     found: tuple[tile_runs.TileRuns, torch.Tensor | None] = call.mask.lists[name]
     return found
+
+
+def blind(call: Call) -> torch.Tensor | None:
+    """True for queries that see nothing, as the forward has found them: (1 or batch, 1 or heads, queries, 1)."""
+    head_dim, known = call.q.shape[-1], call.mask.lists
+    for observed in (False, True):
+        if ("ranges", head_dim, observed) in known:
+            ranges: schedule.KeyRanges = known["ranges", head_dim, observed]
+            return ranges.blind
+    runs: tile_runs.TileRuns | None = known.get(("runs", head_dim))
+    if runs is None:  # the forward went by another kernel
+        runs = tile_runs.forward_runs(call.mask, call.problem.mask, call.grid, head_dim, call.rows)
+    return runs.unseen
 
 
 def one_pass(call: Call, dout: Any, output: Any, peak: Any, total: Any, dlse: Any) -> tuple[Any, Any, Any, None]:

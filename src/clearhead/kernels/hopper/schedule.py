@@ -83,6 +83,7 @@ class KeyRanges(NamedTuple):
     start: int  # keys before it, and from `stop` on, are seen by no query
     stop: int
     hidden: torch.Tensor | None  # (1 or B, 1, stop − start, 1), True for keys between that no query sees
+    blind: torch.Tensor | None  # (1 or B, 1, T, 1), True for queries that see nothing
 
 
 def key_ranges_of(
@@ -94,7 +95,8 @@ def key_ranges_of(
     `few`: the configs where queries see few keys.
     """
     none = starts >= stops
-    if none.any():
+    some_blind = bool(none.any())
+    if some_blind:
         starts, stops = np.where(none, keys, starts), np.where(none, 0, stops)
     seen = int(stops.sum(dtype=np.int64) - starts.sum(dtype=np.int64)) + keys * int(np.count_nonzero(none))
     config = ((few or LISTED) if seen // max(none.size, 1) <= FEW else CONFIGS)[head_dim]
@@ -115,6 +117,7 @@ def key_ranges_of(
         start,
         stop,
         None if hidden is None else torch.from_numpy(hidden[:, None, :, None]).to(on),
+        torch.from_numpy(none[:, None, :, None]).to(on) if some_blind else None,
     )
 
 
