@@ -21,7 +21,8 @@ from clearhead.core import lowered, masks, sparse_masks
 from clearhead.core.grid import Alignment, Grid, offset_by_row
 from clearhead.core.lowered import AndNode, BandNode, DocumentsNode, Node, NodeKind
 from clearhead.core.problem import pose
-from clearhead.kernels.compiled import NOT_BUILT, Running
+from clearhead.kernels.compiled import NOT_BUILT
+from clearhead.kernels.mask_nodes import nodes_of
 from clearhead.torch_bridge.wire import pack_mask, unpack_mask
 
 SOURCE = Path(ch.__file__).parent
@@ -109,7 +110,7 @@ def test_fast_kernels_never_ask_for_all_pairs(kernel: str, monkeypatch: pytest.M
     monkeypatch.setattr(Dilated, "tile", None)
     torch.testing.assert_close(ch.attention(q, k, v, mask=DILATED["alone"], kernel=kernel), right)
     if kernel == "compiled":
-        assert len(Running(problem).nodes(DILATED["alone"].lower(problem.grid))) == 3
+        assert len(nodes_of(DILATED["alone"].lower(problem.grid))) == 3
 
 
 def test_a_plan_takes_it() -> None:

@@ -81,7 +81,7 @@ def test_coarse_lists_hold_each_pair_once(name: str) -> None:
     mask, grid = MASKS[name], Grid((BATCH,), HEADS, QUERIES, KEYS)
     want = np.broadcast_to(mask.dense(QUERIES, KEYS, batch=(BATCH,), heads=HEADS), (BATCH, HEADS, QUERIES, KEYS))
     prepared = masks.prepare(mask, grid, torch.device("cpu"))
-    tile_runs.listed(prepared, mask, grid, 128, 64)
+    tile_runs.on_host(prepared, mask, grid, 128, 64)
     lists = masks.tiles(prepared, mask, grid, 32, 32, coarse=True)
     assert lists.down == (-(-QUERIES // 32) if prepared.reads else -(-QUERIES // 128) * 4), "of what is known, if it is"
     counts, blocks = lists.counts.reshape(-1, 3), -(-QUERIES // 32)

@@ -13,12 +13,12 @@ from clearhead.core.arrays import Array, dtype_name, is_torch, is_traced, jax_pl
 from clearhead.core.asking import QueryWeights
 from clearhead.core.errors import ArgumentError
 from clearhead.core.formula import Gradients
-from clearhead.core.lowered import Node
 from clearhead.core.observations import OBSERVATIONS, Map, Observed, Part, Want, changed
 from clearhead.core.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.extension import NOT_BUILT, OBSERVES, TYPES, at, native
+from clearhead.kernels.mask_nodes import nodes_of
 from clearhead.kernels.observed_again import observed_again_of
 from clearhead.kernels.prepared import Effort, remember
 
@@ -142,7 +142,7 @@ class Running:
         call.wide, call.panels = self.dtype is np.float64, problem.differentiated
         call.q, call.k, call.v = map(self.view, (problem.q, problem.k, problem.v))
         if problem.mask is not None:
-            call.set_mask(self.nodes(problem.mask.lower(grid)))
+            call.set_mask(nodes_of(problem.mask.lower(grid), self.lend))
         if problem.bias is not None:
             self.set_bias(problem.bias)
         if problem.sinks is not None:
@@ -180,34 +180,11 @@ class Running:
         values = values[..., 0, 0, 0] if values.ndim else values
         return np.ascontiguousarray(np.broadcast_to(values, self.grid.batch).reshape(-1), dtype=np.int64)
 
-    def nodes(self, root: Node) -> list[Any]:
-        """A mask as the nodes of its tree, parts before wholes."""
-        order: list[Any] = []
-        self.add_node(root, order)
-        return order
-
-    def add_node(self, part: Node, order: list[Any]) -> int:
-        """One node after its parts; its place comes back."""
-        left, right, *_ = *(self.add_node(one, order) for one in part.parts), -1, -1
-        node = native.MaskNode(part.kind, left, right, part.constant)
-        for number in part.numbers:
-            if isinstance(number, int):
-                node.add_number(number)
-            else:
-                node.add_numbers(np.ascontiguousarray(number, dtype=np.int64), 1)
-        for rows in part.rows():
-            each = 0 if len(rows) == 1 else rows.shape[1]
-            if rows.dtype == bool:
-                node.add_flags(np.ascontiguousarray(rows).view(np.uint8), each)
-            else:
-                node.add_numbers(np.ascontiguousarray(rows, dtype=np.int64), each)
-        pairs = part.array()
-        if pairs is not None:
-            array = to_numpy(pairs)
-            self.lent.add(at(array))
-            node.array = self.view(array)
-        order.append(node)
-        return len(order) - 1
+    def lend(self, pairs: Array) -> Any:
+        """An array that the mask reads each time, where it lies."""
+        array = to_numpy(pairs)
+        self.lent.add(at(array))
+        return self.view(array)
 
     def set_bias(self, bias: Bias) -> None:
         """An array as it lies; what depends on distance only, as a number for each head and distance."""

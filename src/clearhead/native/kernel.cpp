@@ -7,6 +7,7 @@
 #include "backward.h"
 #include "decode.h"
 #include "tasks.h"
+#include "tile_lists.h"
 
 namespace clearhead {
 namespace CLEARHEAD_ISA {
@@ -319,11 +320,18 @@ template <class T> std::vector<Size> sizes_as() {
 
 std::vector<Size> sizes(bool wide) { return wide ? sizes_as<double>() : sizes_as<float>(); }
 
+TileLists lists(const Call& call, const TileCut& cut) {
+  TileLists found = tile_lists(call, cut.batch, cut.heads, cut.rows, cut.columns);
+  if (!cut.turned) return found;
+  const int64_t blocks = (call.queries + cut.rows - 1) / cut.rows, tiles = (call.keys + cut.columns - 1) / cut.columns;
+  return turned(found, cut.batch * cut.heads, blocks, tiles);
+}
+
 #define CLEARHEAD_TEXT(x) #x
 #define CLEARHEAD_NAME(x) CLEARHEAD_TEXT(x)
 
 const Kernel* kernel() {
-  static const Kernel here{CLEARHEAD_NAME(CLEARHEAD_ISA), forward, backward, sizes, observes};
+  static const Kernel here{CLEARHEAD_NAME(CLEARHEAD_ISA), forward, backward, sizes, observes, lists};
   return &here;
 }
 

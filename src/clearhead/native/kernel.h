@@ -11,12 +11,26 @@ struct Size {
   int64_t size;
 };
 
+// For each block of queries of each head and batch row the tiles of keys that are left: tiles[starts[r]] … tiles[starts[r + 1] − 1],
+// the mixed[r] mixed ones first.
+struct TileLists {
+  std::vector<int32_t> starts, mixed, tiles;
+};
+
+// How a mask is cut into lists of tiles: how many batch rows and heads differ, how large blocks and tiles are; or for each tile
+// of keys the blocks of queries.
+struct TileCut {
+  int64_t batch, heads, rows, columns;
+  bool turned;
+};
+
 struct Kernel {
   const char* name;
   void (*forward)(const Call&, int threads);
   void (*backward)(const Call&, int threads);
   std::vector<Size> (*sizes)(bool wide);
   std::vector<std::string> (*observes)();  // what can be asked for in Wanted::of_weights
+  TileLists (*tile_lists)(const Call&, const TileCut&);  // of a call of which only the mask and the sizes are there
 };
 
 namespace portable { const Kernel* kernel(); }

@@ -110,6 +110,13 @@ nb::dict sizes(const std::string& isa, bool wide) {
   return found;
 }
 
+// Starts, how many are mixed, and tiles, as the bytes of 32-bit numbers; of a call that has sizes and a mask.
+nb::tuple tile_lists(const Call& call, int64_t batch, int64_t heads, int64_t rows, int64_t columns, bool turned) {
+  const TileLists found = named("")->tile_lists(call, {batch, heads, rows, columns, turned});
+  const auto bytes = [](const std::vector<int32_t>& numbers) { return nb::bytes(numbers.data(), numbers.size() * 4); };
+  return nb::make_tuple(bytes(found.starts), bytes(found.mixed), bytes(found.tiles));
+}
+
 // While the interpreter ends, it ends the threads that ask for its lock, in the middle of C++, which no program survives. So
 // from `end` on, which it calls before, threads other than its main one do not come back; those on their way have arrived when
 // `end` returns. Since 3.14 the interpreter itself lets them sleep.
@@ -318,6 +325,7 @@ NB_MODULE(_native, m) {
         return run_again(c, address(q), address(k), address(v), address(out), threads, team, interruptible);
       })
       .def("observe_again", observe_again)
+      .def("tile_lists", tile_lists)
       .def("forward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, false); })
       .def("backward", [](const Call& c, const std::string& isa, int threads) { run(c, isa, threads, true); });
   set_pointer<&Call::lse>(call, "lse");

@@ -1,138 +1,14 @@
 // Which keys a panel of queries sees, stretch by stretch: none of them, some of the pairs, or all. Empty stretches cost nothing,
 // and full ones need no mask.
 #pragma once
-#include "isa.h"
+#include <iterator>
+
 #include "mask.h"
+#include "stretches.h"
 #include "threads.h"
 
 namespace clearhead {
 namespace CLEARHEAD_ISA {
-
-// keys for which a mask is decided at once, whole blocks of them; gaps that are shorter are not worth a stretch of their own
-constexpr int64_t kMaskStep = 32 / kRows * kRows;
-
-struct Stretch { int64_t end; Verdict verdict; };  // keys up to `end`, from where the one before it ends
-
-// All keys, cut where the verdict changes.
-class Stretches {
- public:
-  void begin(int64_t keys) { keys_ = keys, all_.clear(), cursor_ = 0; }
-  void add(int64_t end, Verdict verdict) {
-    end = std::min(end, keys_);
-    const int64_t start = all_.empty() ? 0 : all_.back().end;
-    if (end <= start) return;
-    if (!all_.empty() && all_.back().verdict == verdict) all_.back().end = end;
-    else all_.push_back({end, verdict});
-  }
-
-  // What holds of keys [j0, j1), which lie where `each` or `on_to` was asked for last, or behind it.
-  Verdict over(int64_t j0, int64_t j1) const {
-    size_t n = cursor_;
-    while (all_[n].end <= j0) ++n;
-    const Verdict first = all_[n].verdict;
-    for (; all_[n].end < j1; ++n)
-      if (all_[n + 1].verdict != first) return kSome;
-    return first;
-  }
-
-  // use(j0, j1) for the parts of [low, high) of which something is seen; to be asked in ascending order.
-  template <class Use> void each(int64_t low, int64_t high, Use use) {
-    on_to(low);
-    int64_t from = low, start = -1, stop = 0;
-    for (size_t n = cursor_; n < all_.size() && from < high; ++n) {
-      const int64_t end = std::min(all_[n].end, high);
-      if (all_[n].verdict != kNone) {
-        if (start >= 0 && from - stop >= kMaskStep) use(start, stop), start = -1;
-        if (start < 0) start = from;
-        stop = end;
-      }
-      from = end;
-    }
-    if (start >= 0) use(start, stop);
-  }
-  void again() { cursor_ = 0; }
-  // Where one is, back to there, and on to what holds from `low` on.
-  size_t mark() const { return cursor_; }
-  void back(size_t mark) { cursor_ = mark; }
-  void on_to(int64_t low) {
-    while (cursor_ < all_.size() && all_[cursor_].end <= low) ++cursor_;
-  }
-
-  // The first key from `low` on of which something is seen; all keys where there is none.
-  int64_t next(int64_t low) const {
-    int64_t from = low;
-    for (size_t n = cursor_; n < all_.size(); ++n) {
-      if (all_[n].end > from && all_[n].verdict != kNone) return from;
-      from = std::max(from, all_[n].end);
-    }
-    return keys_;
-  }
-
-  // use(tile) for the tiles of so many keys in [low, high) of which something is seen.
-  template <class Use> void each_tile(int64_t low, int64_t high, int64_t tile, Use use) const {
-    int64_t from = low, next = 0;
-    for (size_t n = cursor_; n < all_.size() && from < high; ++n) {
-      const int64_t end = std::min(all_[n].end, high);
-      if (all_[n].verdict != kNone)
-        for (next = std::max(next, from / tile); next * tile < end; ++next) use(next);
-      from = std::max(from, end);
-    }
-  }
-
-  // How far one can go from `low` on until `most` keys are seen, what lies between them counted where it is short.
-  int64_t reach(int64_t low, int64_t most) const {
-    int64_t from = low;
-    for (size_t n = cursor_; n < all_.size() && from < keys_; ++n) {
-      if (all_[n].end <= from) continue;
-      const int64_t count = all_[n].end - from;
-      const int64_t cost = all_[n].verdict != kNone ? count : std::min(count, kMaskStep);
-      if (cost > most) return from + most;
-      most -= cost, from = all_[n].end;
-    }
-    return keys_;
-  }
-
-  int64_t size() const { return int64_t(all_.size()); }
-
-  // How many keys are seen.
-  int64_t count() const {
-    int64_t found = 0, from = 0;
-    for (const Stretch& one : all_) {
-      if (one.verdict != kNone) found += one.end - from;
-      from = one.end;
-    }
-    return found;
-  }
-
-  // How many keys are seen by either of two, and by one of them only, added to both numbers.
-  static void compare(const Stretches& left, const Stretches& right, int64_t& either, int64_t& apart) {
-    int64_t from = 0;
-    for (size_t x = 0, y = 0; x < left.all_.size() && y < right.all_.size();) {
-      const Stretch l = left.all_[x], r = right.all_[y];
-      const int64_t end = std::min(l.end, r.end);
-      if (l.verdict != kNone || r.verdict != kNone) either += end - from;
-      if ((l.verdict != kNone) != (r.verdict != kNone)) apart += end - from;
-      x += l.end <= r.end, y += r.end <= l.end, from = end;
-    }
-  }
-
-  void turn() {
-    for (Stretch& one : all_) one.verdict = one.verdict == kAll ? kNone : one.verdict == kNone ? kAll : kSome;
-  }
-  // What both allow, or at least one.
-  void join(const Stretches& left, const Stretches& right, bool both) {
-    for (size_t x = 0, y = 0; x < left.all_.size() && y < right.all_.size();) {
-      const Stretch l = left.all_[x], r = right.all_[y];
-      add(std::min(l.end, r.end), both ? std::min(l.verdict, r.verdict) : std::max(l.verdict, r.verdict));
-      x += l.end <= r.end, y += r.end <= l.end;
-    }
-  }
-
- private:
-  std::vector<Stretch> all_;
-  int64_t keys_ = 0;
-  size_t cursor_ = 0;
-};
 
 // What is found once for all panels of a call: where keys of an id lie, which keys are marked, what tiles of arrays hold.
 class Sights {
@@ -220,7 +96,8 @@ class Sights {
     const Field &queries = node.fields[0], &keys = node.fields[1];
     for (int64_t b = 0; b < (keys.each || queries.each ? call_.batch : std::min<int64_t>(call_.batch, 1)); ++b) {
       const int64_t *q = queries.row(b), *k = keys.row(b);
-      std::vector<int64_t> ids(q, q + call_.queries);
+      std::vector<int64_t> ids;
+      std::unique_copy(q, q + call_.queries, std::back_inserter(ids));  // mostly there are few, side by side: they sort sooner
       std::sort(ids.begin(), ids.end());
       ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
       std::vector<Part> all;
@@ -340,19 +217,7 @@ class Sights {
         }
         return out.add(keys, some ? kSome : kNone);
       }
-      case kBlocks: {
-        const uint8_t* table = block_table(call_, node, b, h);
-        const int64_t block = node.constant, across = (keys + block - 1) / block, down = (i1 - 1) / block;
-        const uint8_t* const top = table + i0 / block * across;
-        Verdict now = kNone;
-        for (int64_t c = 0; c < across; ++c) {
-          Verdict here = top[c] ? kAll : kNone;
-          for (int64_t row = i0 / block + 1; row <= down; ++row)
-            if ((table[row * across + c] != 0) != (here == kAll)) here = kSome;
-          if (here != now) out.add(c * block, now), now = here;
-        }
-        return out.add(keys, now);
-      }
+      case kBlocks: return node.fields[0].flags.empty() ? see_chosen(node, i0, i1, out) : see_blocks(node, b, h, i0, i1, out);
       case kArray: {
         const int64_t plane = found.plane[b] * found.heads + h * found.by_head;
         const int64_t first = found.strips > 1 ? i0 / strip_ : 0, last = found.strips > 1 ? (i1 - 1) / strip_ : 0;
@@ -377,6 +242,47 @@ class Sights {
         return out.join(left, right, node.kind == kAnd);
       }
     }
+  }
+
+  // What some lines of a table of blocks say of each block of keys, and where it changes.
+  void see_blocks(const MaskNode& node, int64_t b, int64_t h, int64_t i0, int64_t i1, Stretches& out) const {
+    const int64_t block = node.constant, across = (call_.keys + block - 1) / block, first = i0 / block, last = (i1 - 1) / block;
+    const uint8_t* const top = block_table(call_, node, b, h) + first * across;
+    std::vector<uint8_t> some, every;
+    if (last > first) {
+      some.assign(top, top + across), every = some;
+      for (const uint8_t* line = top + across; line <= top + (last - first) * across; line += across)
+        for (int64_t c = 0; c < across; ++c) some[c] |= line[c], every[c] &= line[c];
+    }
+    const uint8_t *const any = last > first ? some.data() : top, *const all = last > first ? every.data() : top;
+    const auto change = [across](const uint8_t* row, int64_t c) {  // of truth values, 0 or 1
+      const void* found = c < across ? std::memchr(row + c, !row[c], across - c) : nullptr;
+      return found ? static_cast<const uint8_t*>(found) - row : across;
+    };
+    for (int64_t c = 0, next_any = 0, next_all = 0; c < across;) {
+      if (c >= next_any) next_any = change(any, c);
+      if (c >= next_all) next_all = change(all, c);
+      const Verdict here = all[c] ? kAll : any[c] ? kSome : kNone;
+      c = std::min(next_any, next_all);
+      out.add(c == across ? call_.keys : c * block, here);
+    }
+  }
+
+  // The same of a table of which few blocks let something through, given by their places in it, ascending.
+  void see_chosen(const MaskNode& node, int64_t i0, int64_t i1, Stretches& out) const {
+    const int64_t block = node.constant, across = (call_.keys + block - 1) / block, first = i0 / block, last = (i1 - 1) / block;
+    const std::vector<int64_t>& places = node.fields[0].numbers;
+    auto place = std::lower_bound(places.begin(), places.end(), first * across);
+    std::vector<int64_t> all;
+    for (int64_t row = first; row <= last; ++row)
+      for (; place != places.end() && *place < (row + 1) * across; ++place) all.push_back(*place - row * across);
+    if (last > first) std::sort(all.begin(), all.end());
+    for (size_t n = 0, end; n < all.size(); n = end) {
+      for (end = n + 1; end < all.size() && all[end] == all[n];) ++end;
+      out.add(all[n] * block, kNone);
+      out.add((all[n] + 1) * block, int64_t(end - n) > last - first ? kAll : kSome);
+    }
+    out.add(call_.keys, kNone);
   }
 
   void see_id(const std::vector<Part>& parts, int64_t id, Verdict pure, Stretches& out) const {

@@ -15,9 +15,11 @@ from clearhead.core.grid import Grid, Numbers
 from clearhead.core.lowered import Node
 from clearhead.core.mask import Mask
 from clearhead.core.runs import Runs, runs
+from clearhead.kernels.extension import native
 from clearhead.kernels.gpu.device import Lists, Span
 from clearhead.kernels.gpu.tile_lists_kernel import tile_states
 from clearhead.kernels.gpu.tuning import cdiv
+from clearhead.kernels.mask_nodes import nodes_of
 
 FAR = 2**30  # no limit: more than any position, and twice that still fits 32 bits
 DEEPEST = 31  # the answers of a mask's parts wait in the bits of one number
@@ -161,7 +163,7 @@ def tiles(
     if key not in prepared.lists:
         lists = coarsely(prepared, rows, columns) if coarse else None
         if lists is None:
-            lists = listed_by_runs(prepared, mask, grid, rows, columns, turned)
+            lists = listed(prepared, mask, grid, rows, columns, turned)
         if lists is None:
             lists = lists_of_states(state_map(prepared, mask, grid, rows, columns), turned)
         else:
@@ -197,18 +199,32 @@ def refined(lists: Lists, down: int, across: int) -> Lists:
     return lists._replace(tiles=numbers, counts=counts, down=lists.down * down, across=lists.across * across)
 
 
-def listed_by_runs(
-    prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, turned: bool
+def listed(
+    prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, turned: bool = False
 ) -> Lists | None:
-    """Lists on the host, from runs of tiles, made once for all who want them so; None where there are no such runs."""
-    found = runs_of(prepared, mask, grid, rows, columns)
-    if found is None:
+    """Lists on the host, told from intervals, made once for all who want them; None where an array has to be read."""
+    if prepared.reads or mask is None:
         return None
     key = ("lists", rows, columns, turned)
     if key not in prepared.lists:
-        prepared.lists[key] = lists_of_runs(found, turned)
+        by_hand = native is None
+        prepared.lists[key] = (lists_of_runs if by_hand else lists_of_tree)(prepared, mask, grid, rows, columns, turned)
     known: Lists = prepared.lists[key]
     return known
+
+
+def lists_of_tree(prepared: Prepared, mask: Mask, grid: Grid, rows: int, columns: int, turned: bool) -> Lists:
+    """By the compiled extension, in a few hundredths to a third of the time that NumPy takes."""
+    if "tree" not in prepared.lists:
+        tree = prepared.lists["tree"] = native.Call()
+        tree.set_sizes(math.prod(grid.batch), grid.heads, grid.heads, grid.queries, grid.keys, 1, 1)
+        tree.set_mask(nodes_of(mask.lower(grid)))
+    batch = math.prod(grid.batch) if prepared.by_batch else 1
+    heads = grid.heads if prepared.by_head else 1
+    found = prepared.lists["tree"].tile_lists(batch, heads, rows, columns, turned)
+    starts, mixed, tiles = (np.frombuffer(numbers, np.int32) for numbers in found)
+    sides = cdiv(grid.queries, rows), cdiv(grid.keys, columns)
+    return lists_of(starts, mixed, tiles, batch, heads, *(sides[::-1] if turned else sides))
 
 
 def runs_of(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int) -> Runs | None:
@@ -222,15 +238,24 @@ def runs_of(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, column
     return found
 
 
-def lists_of_runs(found: Runs, turned: bool) -> Lists:
-    """From intervals, on the host: it takes what is left of the tiles, and no kernel has to run for it."""
-    lists = found.lists(turned=turned)
-    counts = np.empty((lists.mixed.size, 3), np.int32)
-    counts[:, 0], counts[:, 1] = lists.starts[:-1], lists.mixed
-    counts[:, 2] = np.diff(lists.starts) - lists.mixed
-    numbers = lists.tiles if lists.tiles.size else np.zeros(1, np.int32)
-    down, across = (found.tiles, found.blocks) if turned else (found.blocks, found.tiles)
-    return Lists(numbers, counts, int(found.batch > 1), int(found.heads > 1), found.heads, down, across)
+def lists_of_runs(prepared: Prepared, mask: Mask, grid: Grid, rows: int, columns: int, turned: bool) -> Lists:
+    """By NumPy, where there is no extension."""
+    found = runs_of(prepared, mask, grid, rows, columns)
+    assert found is not None
+    lists, sides = found.lists(turned=turned), (found.blocks, found.tiles)
+    sides = sides[::-1] if turned else sides
+    return lists_of(lists.starts, lists.mixed, lists.tiles, found.batch, found.heads, *sides)
+
+
+def lists_of(
+    starts: np.ndarray, mixed: np.ndarray, tiles: np.ndarray, batch: int, heads: int, down: int, across: int
+) -> Lists:
+    """Tiles, and where those of each block begin, how many are mixed and how many full."""
+    counts = np.empty((mixed.size, 3), np.int32)
+    counts[:, 0], counts[:, 1] = starts[:-1], mixed
+    counts[:, 2] = np.diff(starts) - mixed
+    numbers = tiles if tiles.size else np.zeros(1, np.int32)
+    return Lists(numbers, counts, int(batch > 1), int(heads > 1), heads, down, across)
 
 
 def lists_of_states(states: torch.Tensor, turned: bool) -> Lists:

@@ -11,7 +11,7 @@ import torch
 from clearhead.core.grid import Grid
 from clearhead.core.mask import Mask
 from clearhead.kernels.gpu.device import Lists
-from clearhead.kernels.gpu.masks import Prepared, capturing, done, listed_by_runs, runs_of, tiles, upload
+from clearhead.kernels.gpu.masks import Prepared, capturing, done, listed, tiles, upload
 from clearhead.kernels.gpu.tile_lists_kernel import tile_bits
 from clearhead.kernels.hopper.schedule import CONFIGS, FEW, LISTED, MIXED, TileConfig
 
@@ -46,7 +46,7 @@ def forward_runs(prepared: Prepared, mask: Mask | None, grid: Grid, head_dim: in
         config = MIXED[head_dim]
     elif some * config.columns > FEW * blocks:
         config = CONFIGS[head_dim]
-    lists = listed(prepared, mask, grid, config.rows * config.consumers, config.columns)
+    lists = on_host(prepared, mask, grid, config.rows * config.consumers, config.columns)
     each = lists.counts[:, 1:].sum(-1)
     if config.persistent and each.max(initial=0) > UNEVEN * each.mean():
         config = replace(config, persistent=False)
@@ -60,27 +60,22 @@ def backward_runs(
     prepared: Prepared, mask: Mask | None, grid: Grid, keys: int, queries: int, heads: int, *, shared: bool = False
 ) -> TileRuns:
     """For blocks of `keys`, tiles of `queries`; `heads` of keys of all batch rows. `shared`: long lists are cut up."""
-    lists = listed(prepared, mask, grid, queries, keys, turned=True)
+    lists = on_host(prepared, mask, grid, queries, keys, turned=True)
     return laid_out(prepared, grid, lists, keys, queries, heads, masked=0, shared=shared)
 
 
 def left(prepared: Prepared, mask: Mask | None, grid: Grid, config: TileConfig) -> tuple[int, int, int]:
     """How many blocks there are, how many tiles of all of them are left, and how many of those are mixed."""
-    rows = config.rows * config.consumers
-    found = runs_of(prepared, mask, grid, rows, config.columns)
-    if found is None:
-        counts = listed(prepared, mask, grid, rows, config.columns).counts
-        _, mixed, full = counts.sum(0, dtype=np.int64).tolist()
-        return len(counts), mixed + full, mixed
-    some, every = (int(count.sum(dtype=np.int64)) for count in (found.count, found.count[found.full]))
-    return found.starts.size - 1, some, some - every
+    counts = on_host(prepared, mask, grid, config.rows * config.consumers, config.columns).counts
+    _, mixed, full = counts.sum(0, dtype=np.int64).tolist()
+    return len(counts), mixed + full, mixed
 
 
-def listed(
+def on_host(
     prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, *, turned: bool = False
 ) -> Lists:
     """The tiles and their counts on the host; tiles that an array was read for, on the device, are left there."""
-    known = listed_by_runs(prepared, mask, grid, rows, columns, turned)
+    known = listed(prepared, mask, grid, rows, columns, turned)
     if known is not None:
         return known
     lists = tiles(prepared, mask, grid, rows, columns, turned=turned)

@@ -1,0 +1,134 @@
+"""Lists of tiles, as GPU kernels take them: by the compiled extension and by NumPy, against brute force."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interpreted import MARKS
+from test_mask_runs import BATCH, GRID, HEADS, LEAVES, PATTERNS, SIZES, right_states, trees
+
+import clearhead as ch
+from clearhead.core.grid import Grid
+from clearhead.core.steps import ALL, NONE, SOME
+from clearhead.kernels.extension import native
+
+pytestmark = MARKS
+BY = ["extension", "NumPy"] if native is not None else ["NumPy"]
+# of which the extension, too, knows every tile; of others it takes what is short between two runs with them
+EXACT = [
+    name for name in LEAVES if not name.startswith(("array", "tensor", "padding", "of one", "documents", "global"))
+]
+TOLD = {name: mask for name, mask in LEAVES.items() if not name.startswith(("array", "tensor", "padding", "of one"))}
+
+
+def listed(mask: ch.Mask, grid: Grid, size: tuple[int, int], by: str, turned: bool = False) -> Any:
+    masks = importlib.import_module("clearhead.kernels.gpu.masks")
+    with pytest.MonkeyPatch.context() as patch:
+        if by == "NumPy":
+            patch.setattr(masks, "native", None)
+        prepared = masks._from_tree(mask.lower(grid), grid, torch.device("cpu"))
+        found = masks.listed(prepared, mask, grid, *size, turned)
+        assert ("tree" in prepared.lists) == (by == "extension")
+        return found
+
+
+def states_of(lists: Any) -> np.ndarray:
+    """The state of each tile: (batch, heads, blocks, tiles)."""
+    batch = BATCH if lists.by_batch else 1
+    states = np.full((batch * lists.mask_heads * lists.down, lists.across), NONE)
+    assert len(lists.counts) == len(states)
+    for row, (start, mixed, full) in zip(states, lists.counts.tolist(), strict=True):
+        tiles = lists.tiles[start : start + mixed + full].tolist()
+        assert tiles[:mixed] == sorted(set(tiles[:mixed]))
+        assert tiles[mixed:] == sorted(set(tiles[mixed:]))
+        assert not set(tiles[:mixed]) & set(tiles[mixed:])
+        row[tiles[:mixed]], row[tiles[mixed:]] = SOME, ALL
+    states = states.reshape(batch, lists.mask_heads, lists.down, lists.across)
+    return np.broadcast_to(states, (BATCH, HEADS, lists.down, lists.across))
+
+
+def as_kernels_take_them(mask: ch.Mask, size: tuple[int, int]) -> np.ndarray:
+    """Brute force, but that a tile which is shorter than the others is not full."""
+    right = right_states(mask, *size, GRID)
+    if GRID.keys % size[1]:
+        right[..., -1] = np.minimum(right[..., -1], SOME)
+    return right
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", EXACT)
+def test_leaves_are_exact(name: str, size: tuple[int, int], by: str) -> None:
+    right = as_kernels_take_them(LEAVES[name], size)
+    np.testing.assert_array_equal(states_of(listed(LEAVES[name], GRID, size, by)), right)
+
+
+@pytest.mark.parametrize("by", BY)
+@settings(max_examples=60, deadline=None)
+@given(mask=trees(st.sampled_from([*TOLD.values(), *PATTERNS.values()])), size=st.sampled_from(SIZES))
+def test_trees_never_leave_out_or_take_for_full(by: str, mask: ch.Mask, size: tuple[int, int]) -> None:
+    right, states = as_kernels_take_them(mask, size), states_of(listed(mask, GRID, size, by))
+    assert not ((states != right) & (states != SOME)).any()
+    turned = states_of(listed(mask, GRID, size, by, turned=True))
+    np.testing.assert_array_equal(turned, states.swapaxes(-1, -2))
+
+
+@pytest.mark.parametrize("name", ["array", "padding", "of one's own"])
+def test_arrays_are_read_elsewhere(name: str) -> None:
+    assert listed(LEAVES[name], GRID, (4, 4), "NumPy") is None
+
+
+@pytest.mark.parametrize("name", ["Longformer", "BigBird", "blocks", "prefix and window", "documents"])
+def test_long_ones_are_the_same_by_both(name: str) -> None:
+    """But that the extension knows by keys, and NumPy by tiles, what two parts of a mask let through together."""
+    if native is None:
+        pytest.skip("the extension is not built")
+    n = 20_000
+    grid, rng = Grid((1,), 2, n, n), np.random.default_rng(0)
+    mask = {
+        "Longformer": ch.window(256, 256) | ch.global_tokens(range(64)),
+        "BigBird": ch.window(192, 192) | ch.global_tokens(range(64)) | ch.random_blocks(64, count=3, seed=1),
+        "blocks": ch.blocks(rng.random((2, 79, 79)) < 0.1, 256),
+        "prefix and window": ch.prefix(512) | ch.window(512),
+        "documents": ch.documents(np.arange(n) // 512 * 7 % 39),
+    }[name]
+    for size in ((128, 128), (64, 64), (64, 128), (48, 80)):
+        for turned in (False, True):
+            one, other = (listed(mask, grid, size, by, turned) for by in ("extension", "NumPy"))
+            assert one[2:] == other[2:]
+            mine, right = (pairs_of(lists) for lists in (one, other))
+            assert {pair[:2] for pair in mine} == {pair[:2] for pair in right}
+            assert {pair for pair in right if pair[2]} <= {pair for pair in mine if pair[2]}
+            assert len(mine - right) <= len(right) / 100
+
+
+def pairs_of(lists: Any) -> set[tuple[int, int, bool]]:
+    """(block, tile, whether it is full) of all."""
+    return {
+        (row, tile, n >= mixed)
+        for row, (start, mixed, full) in enumerate(lists.counts.tolist())
+        for n, tile in enumerate(lists.tiles[start : start + mixed + full].tolist())
+    }
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (0, 0), (1, 1)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_nothing_is_left_of_nothing(queries: int, keys: int, turned: bool, by: str) -> None:
+    for batch in ((), (0,), (2, 1)):
+        grid = Grid(batch, 2, queries, keys)
+        rows = np.zeros((*batch, keys), int)
+        for mask in (
+            ch.documents(rows, np.zeros((*batch, queries), int)) | ch.causal(),
+            ch.global_tokens([0]) | ~ch.random_blocks(2, count=1),
+            ch.blocks(np.ones((2, 1, 1), bool), 8) & ch.lengths(3),
+        ):
+            lists = listed(mask, grid, (4, 4), by, turned)
+            assert lists.counts[..., 1:].sum() <= 2 * queries * keys
+            assert len(lists.tiles) >= 1
