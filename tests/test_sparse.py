@@ -18,7 +18,7 @@ from test_mask_runs import GRID, LEAVES, PATTERNS, right_states, states_of, tree
 
 import clearhead as ch
 from clearhead.core import steps
-from clearhead.core.runs import Runs, TileLists, runs
+from clearhead.core.runs import runs
 from clearhead.kernels.compiled import compiled
 
 RNG = np.random.default_rng(4)
@@ -219,24 +219,27 @@ TILES = {"a tile dropped": 0, "a tile taken for full": 1}
 
 @pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize("turned", [False, True])
-def test_triton_notices_too(name: str, turned: bool, request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["extension", "NumPy"])
+def test_triton_notices_too(name: str, turned: bool, by: str, request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available() or MARKS[0].args[0]:
         pytest.skip("Triton's interpreter is not there")
     request.getfixturevalue("interpreting")
     from clearhead.kernels.gpu import masks
 
-    right = Runs.lists
+    def broken(right: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*given: Any) -> Any:
+            found = right(*given)
+            if given[-1] is not turned:
+                return found
+            counts = found.counts.copy()
+            row = int(np.flatnonzero(counts[:, 1])[-1])
+            counts[row, 1] -= 1
+            counts[row, 2 if TILES[name] else 0] += (
+                1  # its last mixed tile is the first full one; or its first is left out
+            )
+            return found._replace(counts=counts)
 
-    def broken(self: Runs, **given: bool) -> Any:
-        found = right(self, **given)
-        if bool(given.get("turned")) is not turned:
-            return found
-        row = int(np.flatnonzero(found.mixed)[-1])
-        found.mixed[row] -= 1
-        if TILES[name]:
-            return found  # its last mixed tile is the first full one
-        found.starts[row + 1 :] -= 1
-        return TileLists(found.starts, found.mixed, np.delete(found.tiles, found.starts[row]))
+        return made
 
     mask = PATTERNS["dilated"] | ch.global_tokens([2]) | ch.window(9)
     torch.manual_seed(0)
@@ -247,7 +250,9 @@ def test_triton_notices_too(name: str, turned: bool, request: Any, monkeypatch: 
         return [output, *torch.autograd.grad(output.square().sum(), (q, k, v))]
 
     expected = found()
-    monkeypatch.setattr(Runs, "lists", broken)
-    monkeypatch.setattr(masks, "runs", runs)
+    if by == "NumPy":
+        monkeypatch.setattr(masks, "native", None)
+    monkeypatch.setattr(masks, "lists_of_tree", broken(masks.lists_of_tree))
+    monkeypatch.setattr(masks, "lists_of_runs", broken(masks.lists_of_runs))
     mask = mask | ch.global_tokens([])  # another mask, so that its lists are made anew
     assert any(not torch.allclose(a, b, atol=1e-4) for a, b in zip(expected, found(), strict=True))

@@ -34,7 +34,7 @@ def listed(mask: ch.Mask, grid: Grid, size: tuple[int, int], by: str, turned: bo
             patch.setattr(masks, "native", None)
         prepared = masks._from_tree(mask.lower(grid), grid, torch.device("cpu"))
         found = masks.listed(prepared, mask, grid, *size, turned)
-        assert ("tree" in prepared.lists) == (by == "extension")
+        assert ("tree" in prepared.lists) == (by == "extension" and not prepared.reads and 0 not in grid.batch)
         return found
 
 
@@ -132,3 +132,49 @@ def test_nothing_is_left_of_nothing(queries: int, keys: int, turned: bool, by: s
             lists = listed(mask, grid, (4, 4), by, turned)
             assert lists.counts[..., 1:].sum() <= 2 * queries * keys
             assert len(lists.tiles) >= 1
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("turned", [False, True])
+def test_no_batch_row_has_lists_of_nothing_else(turned: bool, by: str) -> None:
+    grid = Grid((0,), 2, 9, 9)
+    for mask in (ch.documents(np.zeros(9, int)) & ch.causal(), ch.global_tokens([3]) | ch.causal()):
+        assert len(listed(mask, grid, (4, 4), by, turned).counts) == 3
+
+
+@pytest.mark.skipif(native is None, reason="the extension is not built")
+def test_what_was_begun_and_not_finished_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = importlib.import_module("clearhead.kernels.gpu.masks")
+    mask, grid = ch.global_tokens([0]) | ch.window(2, 2), Grid((1,), 1, 64, 64)
+    prepared = masks._from_tree(mask.lower(grid), grid, torch.device("cpu"))
+
+    def interrupted(root: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(masks, "nodes_of", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            masks.listed(prepared, mask, grid, 16, 16)
+    assert masks.listed(prepared, mask, grid, 16, 16).counts[:, 1:].tolist() == [[4, 0], [3, 0], [4, 0], [3, 0]]
+
+
+def test_bytes_other_than_one_are_true() -> None:
+    table = np.array([[0, 2], [255, 0]], np.uint8).view(bool)
+    q, k, v = (np.random.default_rng(0).standard_normal((1, 2, 100, 8)).astype(np.float32) for _ in range(3))
+    right = ch.attention(q, k, v, mask=ch.blocks([[0, 1], [1, 0]], 64), kernel="dense")
+    for kernel in ("dense", "tiled", *(["compiled"] if native is not None else [])):
+        np.testing.assert_allclose(ch.attention(q, k, v, mask=ch.blocks(table, 64), kernel=kernel), right, atol=1e-5)
+    for by in BY:
+        lists = listed(ch.blocks(table, 64), Grid((1,), 2, 100, 100), (64, 32), by)
+        assert lists.counts[:, 1:].tolist() == [[1, 1], [0, 2]]
+
+
+@pytest.mark.parametrize("by", BY)
+def test_ids_at_random_see_each_other(by: str) -> None:
+    ids = np.random.default_rng(1).integers(0, 40, 700)
+    mask, grid = ch.documents(ids, np.sort(ids)), Grid((1,), 1, 700, 700)
+    seen = ids == np.sort(ids)[:, None]
+    for row, (start, mixed, full) in enumerate(listed(mask, grid, (32, 16), by).counts.tolist()):
+        tiles = listed(mask, grid, (32, 16), by).tiles[start : start + mixed + full].tolist()
+        assert {j // 16 for j in np.flatnonzero(seen[row * 32 : row * 32 + 32].any(0))} <= set(tiles)
+        assert not full

@@ -293,7 +293,9 @@ def blocks(array: object, size: int) -> Mask:
             "blocks", f"has shape {tuple(table.shape)}, expected (…, blocks of queries, blocks of keys)"
         )
     # on an accelerator: it is small, and every kernel needs to know what is left
-    return BlockTable(table if is_traced(table) else to_numpy(table), at_least("size", size, 1))
+    if not is_traced(table):
+        table = to_numpy(table).view(np.uint8) != 0  # bytes that are neither 0 nor 1 are truth values for NumPy alone
+    return BlockTable(table, at_least("size", size, 1))
 
 
 def random_blocks(block: int, *, count: int, seed: int = 0) -> Mask:

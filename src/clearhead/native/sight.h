@@ -196,16 +196,7 @@ class Sights {
         const int64_t* q = node.fields[0].row(b);
         const std::vector<Part>& parts = found.parts[found.parts.size() > 1 ? b : 0];
         if (std::all_of(q + i0, q + i1, [&](int64_t id) { return id == q[i0]; })) return see_id(parts, q[i0], kAll, out);
-        Stretches one, before;
-        out.add(keys, kNone);
-        for (int64_t i = i0; i < i1; ++i) {
-          if (i > i0 && (q[i] == q[i - 1] || std::find(q + i0, q + i, q[i]) != q + i)) continue;
-          std::swap(out, before);
-          one.begin(keys), out.begin(keys);
-          see_id(parts, q[i], kSome, one);
-          out.join(one, before, false);
-        }
-        return;
+        return see_ids(parts, q + i0, q + i1, out);
       }
       case kFlags: {
         const uint8_t* q = node.fields[0].flag_row(b);
@@ -286,12 +277,29 @@ class Sights {
   }
 
   void see_id(const std::vector<Part>& parts, int64_t id, Verdict pure, Stretches& out) const {
-    auto part = std::lower_bound(parts.begin(), parts.end(), id, [](const Part& x, int64_t id) { return x.id < id; });
-    for (; part != parts.end() && part->id == id; ++part) {
+    for (auto part = of_id(parts, id); part != parts.end() && part->id == id; ++part) {
       out.add(part->start, kNone);
       out.add(part->stop, part->pure ? pure : kSome);
     }
     out.add(call_.keys, kNone);
+  }
+
+  // The keys of several ids, all of them seen by some and by none of the others.
+  void see_ids(const std::vector<Part>& parts, const int64_t* first, const int64_t* last, Stretches& out) const {
+    std::vector<int64_t> ids;
+    std::unique_copy(first, last, std::back_inserter(ids));
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    std::vector<std::pair<int64_t, int64_t>> seen;  // from where to where
+    for (const int64_t id : ids)
+      for (auto part = of_id(parts, id); part != parts.end() && part->id == id; ++part) seen.emplace_back(part->start, part->stop);
+    std::sort(seen.begin(), seen.end());  // they may meet, where what is short between two was taken with them
+    for (const auto& [start, stop] : seen) out.add(start, kNone), out.add(stop, kSome);
+    out.add(call_.keys, kNone);
+  }
+
+  static std::vector<Part>::const_iterator of_id(const std::vector<Part>& parts, int64_t id) {
+    return std::lower_bound(parts.begin(), parts.end(), id, [](const Part& x, int64_t id) { return x.id < id; });
   }
 
   const Call& call_;

@@ -178,7 +178,7 @@ def tiles(
 
 def coarsely(prepared: Prepared, rows: int, columns: int) -> Lists | None:
     """Lists on the host that hold whole blocks and tiles of larger ones, of the smallest that are known; or None."""
-    known = [key[1:3] for key in prepared.lists if key[0] == "lists" and not key[3]]
+    known = [key[1:3] for key in list(prepared.lists) if key[0] == "lists" and not key[3]]
     larger = [(down, across) for down, across in known if down % rows == across % columns == 0]
     if not larger:
         return None
@@ -207,21 +207,23 @@ def listed(
         return None
     key = ("lists", rows, columns, turned)
     if key not in prepared.lists:
-        by_hand = native is None
+        by_hand = native is None or 0 in grid.batch
         prepared.lists[key] = (lists_of_runs if by_hand else lists_of_tree)(prepared, mask, grid, rows, columns, turned)
     known: Lists = prepared.lists[key]
     return known
 
 
 def lists_of_tree(prepared: Prepared, mask: Mask, grid: Grid, rows: int, columns: int, turned: bool) -> Lists:
-    """By the compiled extension, in a few hundredths to a third of the time that NumPy takes."""
-    if "tree" not in prepared.lists:
-        tree = prepared.lists["tree"] = native.Call()
+    """By the compiled extension, in a fraction of the time that NumPy takes."""
+    tree = prepared.lists.get("tree")
+    if tree is None:
+        tree = native.Call()
         tree.set_sizes(math.prod(grid.batch), grid.heads, grid.heads, grid.queries, grid.keys, 1, 1)
         tree.set_mask(nodes_of(mask.lower(grid)))
+        prepared.lists["tree"] = tree  # now that it is whole: other threads may ask for it
     batch = math.prod(grid.batch) if prepared.by_batch else 1
     heads = grid.heads if prepared.by_head else 1
-    found = prepared.lists["tree"].tile_lists(batch, heads, rows, columns, turned)
+    found = tree.tile_lists(batch, heads, rows, columns, turned)
     starts, mixed, tiles = (np.frombuffer(numbers, np.int32) for numbers in found)
     sides = cdiv(grid.queries, rows), cdiv(grid.keys, columns)
     return lists_of(starts, mixed, tiles, batch, heads, *(sides[::-1] if turned else sides))
