@@ -158,6 +158,21 @@ def test_what_was_begun_and_not_finished_is_begun_again(monkeypatch: pytest.Monk
     assert masks.listed(prepared, mask, grid, 16, 16).counts[:, 1:].tolist() == [[4, 0], [3, 0], [4, 0], [3, 0]]
 
 
+@pytest.mark.skipif(native is None, reason="the extension is not built")
+def test_few_trees_are_kept() -> None:
+    masks = importlib.import_module("clearhead.kernels.gpu.masks")
+    grid, held = Grid((1,), 1, 64, 64), []
+    for size in range(1, 8):
+        mask = ch.documents(np.arange(64) // size * 5 % 13)
+        prepared = masks._from_tree(mask.lower(grid), grid, torch.device("cpu"))
+        masks.listed(prepared, mask, grid, 16, 16)
+        held.append((mask, prepared))
+    assert ["tree" in prepared.lists for _, prepared in held] == [False] * 3 + [True] * masks.TREES
+    mask, prepared = held[0]
+    again = masks.listed(prepared, mask, grid, 8, 8)
+    np.testing.assert_array_equal(again.counts, listed(mask, grid, (8, 8), "NumPy").counts)
+
+
 def test_bytes_other_than_one_are_true() -> None:
     table = np.array([[0, 2], [255, 0]], np.uint8).view(bool)
     q, k, v = (np.random.default_rng(0).standard_normal((1, 2, 100, 8)).astype(np.float32) for _ in range(3))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -22,6 +24,7 @@ from clearhead.kernels.gpu.tuning import cdiv
 from clearhead.kernels.mask_nodes import nodes_of
 
 FAR = 2**30  # no limit: more than any position, and twice that still fits 32 bits
+TREES = 4  # masks whose trees are kept
 DEEPEST = 31  # the answers of a mask's parts wait in the bits of one number
 Limits: TypeAlias = tuple[Numbers, Numbers, Numbers]
 
@@ -38,6 +41,10 @@ class Prepared:
     by_head: bool = False
     reads: bool = False  # an array has to be read: runs of tiles are not told by intervals alone
     lists: dict[Any, Any] = field(default_factory=dict)
+
+
+# the masks with trees, in the order in which they came by them
+_with_trees: deque[weakref.ref[Prepared]] = deque()
 
 
 def prepare(mask: Mask | None, grid: Grid, on: torch.device) -> Prepared:
@@ -220,7 +227,7 @@ def lists_of_tree(prepared: Prepared, mask: Mask, grid: Grid, rows: int, columns
         tree = native.Call()
         tree.set_sizes(math.prod(grid.batch), grid.heads, grid.heads, grid.queries, grid.keys, 1, 1)
         tree.set_mask(nodes_of(mask.lower(grid)))
-        prepared.lists["tree"] = tree  # now that it is whole: other threads may ask for it
+        keep_tree(prepared, tree)  # now that it is whole: other threads may ask for it
     batch = math.prod(grid.batch) if prepared.by_batch else 1
     heads = grid.heads if prepared.by_head else 1
     found = tree.tile_lists(batch, heads, rows, columns, turned)
@@ -238,6 +245,19 @@ def runs_of(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, column
         prepared.lists[key] = runs(mask, grid, rows, columns, whole=True)
     found: Runs = prepared.lists[key]
     return found
+
+
+def keep_tree(prepared: Prepared, tree: Any) -> None:
+    """Keep a mask's tree for lists of other tiles, and forget that of the mask that has had its own the longest.
+
+    It holds the mask's numbers, 2 MB of documents of 131,072 tokens, and many masks are remembered.
+    """
+    prepared.lists["tree"] = tree
+    _with_trees.append(weakref.ref(prepared))
+    if len(_with_trees) > TREES:
+        oldest = _with_trees.popleft()()
+        if oldest is not None:
+            oldest.lists.pop("tree", None)
 
 
 def lists_of_runs(prepared: Prepared, mask: Mask, grid: Grid, rows: int, columns: int, turned: bool) -> Lists:
