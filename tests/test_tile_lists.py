@@ -179,6 +179,7 @@ def test_bytes_other_than_one_are_true() -> None:
     right = ch.attention(q, k, v, mask=ch.blocks([[0, 1], [1, 0]], 64), kernel="dense")
     for kernel in ("dense", "tiled", *(["compiled"] if native is not None else [])):
         np.testing.assert_allclose(ch.attention(q, k, v, mask=ch.blocks(table, 64), kernel=kernel), right, atol=1e-5)
+    assert table.view(np.uint8).max() == 255, "what was given stays as it is"
     for by in BY:
         lists = listed(ch.blocks(table, 64), Grid((1,), 2, 100, 100), (64, 32), by)
         assert lists.counts[:, 1:].tolist() == [[1, 1], [0, 2]]

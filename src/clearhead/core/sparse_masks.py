@@ -294,7 +294,9 @@ def blocks(array: object, size: int) -> Mask:
         )
     # on an accelerator: it is small, and every kernel needs to know what is left
     if not is_traced(table):
-        table = to_numpy(table).view(np.uint8) != 0  # bytes that are neither 0 nor 1 are truth values for NumPy alone
+        table = to_numpy(table)
+        if table.view(np.uint8).max(initial=0) > 1:  # which are truth values for NumPy alone
+            table = table.view(np.uint8) != 0
     return BlockTable(table, at_least("size", size, 1))
 
 
