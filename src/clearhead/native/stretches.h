@@ -103,11 +103,8 @@ class Stretches {
 
   // How many keys are seen.
   int64_t count() const {
-    int64_t found = 0, from = 0;
-    for (const Stretch& one : all_) {
-      if (one.verdict != kNone) found += one.end - from;
-      from = one.end;
-    }
+    int64_t found = 0;
+    each_with_verdict([&found](int64_t from, int64_t end, Verdict) { found += end - from; });
     return found;
   }
 
