@@ -159,6 +159,54 @@ def test_what_was_begun_and_not_finished_is_begun_again(monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(native is None, reason="the extension is not built")
+@settings(max_examples=100, deadline=None)
+@given(mask=trees(st.sampled_from([*TOLD.values(), *PATTERNS.values()])), size=st.sampled_from(SIZES))
+def test_queries_that_are_certain_to_see_something_do(mask: ch.Mask, size: tuple[int, int]) -> None:
+    masks = importlib.import_module("clearhead.kernels.gpu.masks")
+    prepared = masks._from_tree(mask.lower(GRID), GRID, torch.device("cpu"))
+    masks.listed(prepared, mask, GRID, *size)
+    if prepared.lists["certain", *size]:
+        dense = mask.dense(GRID.queries, GRID.keys, batch=GRID.batch, heads=GRID.heads)
+        assert dense.any(-1).all()
+
+
+@pytest.mark.skipif(native is None, reason="the extension is not built")
+def test_what_is_certain_of_masks_that_people_use() -> None:
+    masks = importlib.import_module("clearhead.kernels.gpu.masks")
+    grid = Grid((1,), 2, 300, 300)
+    for mask, certain in (
+        (ch.window(80, 80) | ch.global_tokens(range(16)), True),
+        (ch.window(80) | ch.prefix(64), True),
+        (ch.documents(np.arange(300) // 64 * 3 % 7), True),
+        (ch.window(80, 80) & ch.documents(np.arange(300) // 50), False),  # blocks of 64 have two documents
+        (ch.global_tokens([0]) & ch.lengths(0), False),
+    ):
+        prepared = masks._from_tree(mask.lower(grid), grid, torch.device("cpu"))
+        masks.listed(prepared, mask, grid, 64, 64)
+        assert prepared.lists["certain", 64, 64] == certain, mask
+
+
+@pytest.mark.skipif(native is None, reason="the extension is not built")
+@pytest.mark.parametrize("name", sorted(PATTERNS))
+def test_any_number_of_threads_makes_the_same_lists(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = importlib.import_module("clearhead.kernels.gpu.masks")
+    grid = Grid((2,), 2, 5000, 5000)
+    mask = PATTERNS[name] | ch.window(30, 20) | ch.random_blocks(50, count=2, seed=2)
+    for turned in (False, True):
+        alone = listed(mask, grid, (16, 32), "extension", turned)
+        with monkeypatch.context() as patch:
+            patch.setattr(masks, "BLOCKS_OF_THREAD", 1)
+            ch.set_threads(4)
+            try:
+                shared = listed(mask, grid, (16, 32), "extension", turned)
+            finally:
+                ch.set_threads(None)
+        assert alone[2:] == shared[2:]
+        np.testing.assert_array_equal(alone.counts, shared.counts)
+        np.testing.assert_array_equal(alone.tiles, shared.tiles)
+
+
+@pytest.mark.skipif(native is None, reason="the extension is not built")
 def test_few_trees_are_kept() -> None:
     masks = importlib.import_module("clearhead.kernels.gpu.masks")
     grid, held = Grid((1,), 1, 64, 64), []

@@ -183,12 +183,15 @@ class DocumentsNode(Node):
         return intervals.of_ids(cut, self.queries, self.keys)
 
     def narrow(self) -> tuple[np.ndarray, ...]:
+        rows = self.rows()[:1] if ranges.one_array(self.queries, self.keys) else self.rows()
         limits = np.iinfo(np.int32)
-        if all(not ids.size or limits.min <= ids.min() <= ids.max() <= limits.max for ids in self.rows()):
-            return super().narrow()
-        _, numbered = np.unique(np.concatenate([ids.reshape(-1) for ids in self.rows()]), return_inverse=True)
-        queries, keys = np.split(numbered.astype(np.int32).reshape(-1), [self.queries.size])
-        return queries.reshape(self.queries.shape), keys.reshape(self.keys.shape)
+        if all(not ids.size or limits.min <= ids.min() <= ids.max() <= limits.max for ids in rows):
+            found = [ids.astype(np.int32) for ids in rows]
+        else:
+            _, numbered = np.unique(np.concatenate([ids.reshape(-1) for ids in rows]), return_inverse=True)
+            parts = np.split(numbered.astype(np.int32), [rows[0].size])
+            found = [part.reshape(ids.shape) for part, ids in zip(parts, rows, strict=False)]
+        return found[0], found[-1]
 
 
 @dataclass(eq=False)
@@ -198,11 +201,16 @@ class FlagsNode(Node):
     marked: Callable[[], tuple[np.ndarray, np.ndarray]]
     kind = NodeKind.FLAGS
 
-    def rows(self) -> tuple[np.ndarray, ...]:
+    @once
+    def marks(self) -> tuple[np.ndarray, np.ndarray]:
+        """The truth values, made when they are first asked for."""
         return self.marked()
 
+    def rows(self) -> tuple[np.ndarray, ...]:
+        return self.marks
+
     def tiles(self, cut: Cut) -> Steps:
-        return intervals.of_flags(cut, *self.marked())
+        return intervals.of_flags(cut, *self.marks)
 
 
 @dataclass(eq=False)
@@ -262,20 +270,34 @@ class ArrayNode(Node):
 
 
 @dataclass(eq=False)
-class AndNode(Node):
-    """What both allow."""
+class PairNode(Node):
+    """Two nodes."""
 
     left: Node
     right: Node
-    kind = NodeKind.AND
 
     @property
     def parts(self) -> tuple[Node, ...]:
         return self.left, self.right
 
     def ranges(self, queries: np.ndarray, keys: int) -> KeyRanges | None:
-        left, right = self.left.ranges(queries, keys), self.right.ranges(queries, keys)
-        return None if left is None or right is None else ranges.both(left, right)
+        never = Node.ranges in (type(self.left).ranges, type(self.right).ranges)
+        left = None if never else self.left.ranges(queries, keys)
+        right = None if left is None else self.right.ranges(queries, keys)
+        return None if left is None or right is None else self.joined(left, right)
+
+    def joined(self, left: KeyRanges, right: KeyRanges) -> KeyRanges | None:
+        """The ranges of this node from those of both."""
+        raise NotImplementedError
+
+
+class AndNode(PairNode):
+    """What both allow."""
+
+    kind = NodeKind.AND
+
+    def joined(self, left: KeyRanges, right: KeyRanges) -> KeyRanges | None:
+        return ranges.both(left, right)
 
     def tiles(self, cut: Cut) -> Steps:
         return self.left.tiles(cut) & self.right.tiles(cut)
@@ -287,21 +309,13 @@ class AndNode(Node):
         return larger(left[0], right[0]), smaller(left[1], right[1]), smaller(left[2], right[2])
 
 
-@dataclass(eq=False)
-class OrNode(Node):
+class OrNode(PairNode):
     """What at least one allows."""
 
-    left: Node
-    right: Node
     kind = NodeKind.OR
 
-    @property
-    def parts(self) -> tuple[Node, ...]:
-        return self.left, self.right
-
-    def ranges(self, queries: np.ndarray, keys: int) -> KeyRanges | None:
-        left, right = self.left.ranges(queries, keys), self.right.ranges(queries, keys)
-        return None if left is None or right is None else ranges.either(left, right)
+    def joined(self, left: KeyRanges, right: KeyRanges) -> KeyRanges | None:
+        return ranges.either(left, right)
 
     def tiles(self, cut: Cut) -> Steps:
         return self.left.tiles(cut) | self.right.tiles(cut)

@@ -24,6 +24,7 @@ from clearhead.core.arrays import (
 from clearhead.core.dropout import Dropout, as_dropout
 from clearhead.core.errors import ArgumentError, shown
 from clearhead.core.grid import Grid, broadcast
+from clearhead.core.lowered import Node
 from clearhead.core.mask import Mask
 from clearhead.core.observations import Want
 from clearhead.core.once import once
@@ -84,6 +85,11 @@ class Problem:
     def found(self) -> dict[str, Any]:
         """What kernels found out about this problem before they run it, each under its name."""
         return {}
+
+    @once
+    def lowered(self) -> Node | None:
+        """The mask in the terms of kernels, made once for all who look at it."""
+        return None if self.mask is None else self.mask.lower(self.grid)
 
     @property
     def keeps_unrounded(self) -> bool:

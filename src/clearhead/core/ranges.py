@@ -61,10 +61,12 @@ def stretches_of_both(queries: np.ndarray, keys: np.ndarray) -> tuple[Stretches,
     """Those of queries and of keys, found once where they are one array."""
     batch = max(len(queries), len(keys))
     asked = stretches(np.broadcast_to(keys, (batch, keys.shape[1])))
-    one = all(
-        queries.__array_interface__[part] == keys.__array_interface__[part] for part in ("data", "shape", "strides")
-    )
-    return asked if one else stretches(np.broadcast_to(queries, (batch, queries.shape[1]))), asked
+    return asked if one_array(queries, keys) else stretches(np.broadcast_to(queries, (batch, queries.shape[1]))), asked
+
+
+def one_array(one: np.ndarray, other: np.ndarray) -> bool:
+    """Are these the same numbers in the same memory?"""
+    return one is other or one.__array_interface__ == other.__array_interface__
 
 
 class ByStretch(NamedTuple):

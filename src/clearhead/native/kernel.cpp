@@ -320,8 +320,8 @@ template <class T> std::vector<Size> sizes_as() {
 
 std::vector<Size> sizes(bool wide) { return wide ? sizes_as<double>() : sizes_as<float>(); }
 
-TileLists lists(const Call& call, const TileCut& cut) {
-  TileLists found = tile_lists(call, cut.batch, cut.heads, cut.rows, cut.columns);
+TileLists lists(const Call& call, const TileCut& cut, int threads) {
+  TileLists found = tile_lists(call, cut, threads);
   if (!cut.turned) return found;
   const int64_t blocks = (call.queries + cut.rows - 1) / cut.rows, tiles = (call.keys + cut.columns - 1) / cut.columns;
   return turned(found, cut.batch * cut.heads, blocks, tiles);

@@ -11,10 +11,12 @@ struct Size {
   int64_t size;
 };
 
-// For each block of queries of each head and batch row the tiles of keys that are left: tiles[starts[r]] … tiles[starts[r + 1] − 1],
-// the mixed[r] mixed ones first.
+// The tiles of keys that are left for each block of queries of each head and batch row, the mixed ones of each before the full ones;
+// where its tiles begin, how many are mixed and how many full, three numbers for each block; and whether it is certain from that
+// alone that each query sees something.
 struct TileLists {
-  std::vector<int32_t> starts, mixed, tiles;
+  std::vector<int32_t> counts, tiles;
+  bool certain = true;
 };
 
 // How a mask is cut into lists of tiles: how many batch rows and heads differ, how large blocks and tiles are; or for each tile
@@ -30,7 +32,7 @@ struct Kernel {
   void (*backward)(const Call&, int threads);
   std::vector<Size> (*sizes)(bool wide);
   std::vector<std::string> (*observes)();  // what can be asked for in Wanted::of_weights
-  TileLists (*tile_lists)(const Call&, const TileCut&);  // of a call of which only the mask and the sizes are there
+  TileLists (*tile_lists)(const Call&, const TileCut&, int threads);  // of a call of which only the mask and the sizes are there
 };
 
 namespace portable { const Kernel* kernel(); }

@@ -110,11 +110,12 @@ nb::dict sizes(const std::string& isa, bool wide) {
   return found;
 }
 
-// Starts, how many are mixed, and tiles, as the bytes of 32-bit numbers; of a call that has sizes and a mask.
-nb::tuple tile_lists(const Call& call, int64_t batch, int64_t heads, int64_t rows, int64_t columns, bool turned) {
-  const TileLists found = named("")->tile_lists(call, {batch, heads, rows, columns, turned});
+// Counts and tiles, as the bytes of 32-bit numbers, and whether each query is certain to see something; of a call that has sizes and
+// a mask.
+nb::tuple tile_lists(const Call& call, int64_t batch, int64_t heads, int64_t rows, int64_t columns, bool turned, int threads) {
+  const TileLists found = named("")->tile_lists(call, {batch, heads, rows, columns, turned}, threads);
   const auto bytes = [](const std::vector<int32_t>& numbers) { return nb::bytes(numbers.data(), numbers.size() * 4); };
-  return nb::make_tuple(bytes(found.starts), bytes(found.mixed), bytes(found.tiles));
+  return nb::make_tuple(bytes(found.counts), bytes(found.tiles), found.certain);
 }
 
 // While the interpreter ends, it ends the threads that ask for its lock, in the middle of C++, which no program survives. So

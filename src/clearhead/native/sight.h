@@ -226,7 +226,7 @@ class Sights {
         return out.turn();
       }
       default: {
-        Stretches left, right;
+        Stretches &left = out.part(0), &right = out.part(1);
         left.begin(keys), right.begin(keys);
         see(node.left, b, h, i0, i1, left);
         see(node.right, b, h, i0, i1, right);

@@ -14,6 +14,14 @@ struct Stretch { int64_t end; Verdict verdict; };  // keys up to `end`, from whe
 // All keys, cut where the verdict changes.
 class Stretches {
  public:
+  Stretches() = default;
+  // A copy has what is seen, and no room for parts.
+  Stretches(const Stretches& other) : all_(other.all_), keys_(other.keys_), cursor_(other.cursor_) {}
+  Stretches& operator=(const Stretches& other) {
+    all_ = other.all_, keys_ = other.keys_, cursor_ = other.cursor_;
+    return *this;
+  }
+
   void begin(int64_t keys) { keys_ = keys, all_.clear(), cursor_ = 0; }
   void add(int64_t end, Verdict verdict) {
     end = std::min(end, keys_);
@@ -120,6 +128,11 @@ class Stretches {
     }
   }
 
+  // Room for one of two that are joined into this one, to be begun; it is kept for the next time.
+  Stretches& part(int n) {
+    if (parts_.empty()) parts_.resize(2);
+    return parts_[n];
+  }
   void turn() {
     for (Stretch& one : all_) one.verdict = one.verdict == kAll ? kNone : one.verdict == kNone ? kAll : kSome;
   }
@@ -134,6 +147,7 @@ class Stretches {
 
  private:
   std::vector<Stretch> all_;
+  std::vector<Stretches> parts_;
   int64_t keys_ = 0;
   size_t cursor_ = 0;
 };

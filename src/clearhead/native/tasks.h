@@ -90,9 +90,9 @@ Blocks query_blocks(const Call& call, const Sights& sights, const Panels& querie
   parallel(call, all, threads, [&](int) {
     return [&, other = Stretches()](int64_t task) mutable {
       for (int64_t n = task * kPanels; n < std::min((task + 1) * kPanels, panels); ++n) {
-        Stretches& mine = seen.empty() ? other : seen[n];
-        sights.see(0, 0, queries.first(n), queries.last(n), mine);
-        before[n + 1] = mine.count(), parts[n] = mine.size();
+        sights.see(0, 0, queries.first(n), queries.last(n), other);
+        before[n + 1] = other.count(), parts[n] = other.size();
+        if (!seen.empty()) seen[n] = other;
       }
     };
   });

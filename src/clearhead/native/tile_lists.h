@@ -2,9 +2,12 @@
 #pragma once
 #include "kernel.h"
 #include "sight.h"
+#include "threads.h"
 
 namespace clearhead {
 namespace CLEARHEAD_ISA {
+
+constexpr int64_t kBlocksOfTask = 32;  // blocks of queries whose lists one thread makes at a time
 
 // Which tiles of `size` keys a stretch touches, and which lie in it whole. A tile that is shorter than the others never does, since
 // who reads the lists takes full tiles for as wide as the others.
@@ -15,15 +18,18 @@ class Tiles {
     if ((int64_t(1) << shift_) != size) shift_ = -1;
   }
 
-  // Puts those of one block's stretches behind `tiles`, the mixed ones before the full ones, each in order; how many are mixed.
-  int32_t put(const Stretches& seen, std::vector<int32_t>& tiles) {
+  // Puts those of one block's stretches behind the lists, and their counts; true where all of its queries see something together.
+  bool put(const Stretches& seen, TileLists& lists) {
+    std::vector<int32_t>& tiles = lists.tiles;
     const size_t before = tiles.size();
     full_.clear();
+    bool together = false;
     int64_t next = 0;  // the first tile that is on neither list yet
     seen.each_with_verdict([&](int64_t from, int64_t end, Verdict verdict) {
       const int64_t touched = std::max(before_or_at(from), next), after = before_or_at(end + size_ - 1);
       int64_t first = after, stop = after;  // of the full ones
       if (verdict == kAll) {
+        together = true;
         first = std::min(std::max(before_or_at(from + size_ - 1), touched), after);
         stop = std::max(before_or_at(std::min(end, keys_)), first);
       }
@@ -32,9 +38,9 @@ class Tiles {
       for (int64_t tile = stop; tile < after; ++tile) tiles.push_back(int32_t(tile));
       next = std::max(next, after);
     });
-    const size_t mixed = tiles.size() - before;
+    lists.counts.insert(lists.counts.end(), {int32_t(before), int32_t(tiles.size() - before), int32_t(full_.size())});
     tiles.insert(tiles.end(), full_.begin(), full_.end());
-    return int32_t(mixed);
+    return together;
   }
 
  private:
@@ -46,38 +52,61 @@ class Tiles {
   std::vector<int32_t> full_;
 };
 
-// The lists of `batch` rows and `heads`, as many as differ.
-inline TileLists tile_lists(const Call& call, int64_t batch, int64_t heads, int64_t rows, int64_t columns) {
-  const Sights sights(call, rows, 1);
-  const int64_t blocks = (call.queries + rows - 1) / rows;
+// What all blocks look at, found once for all lists of a call; its mask reads no arrays, which others may write to.
+inline const Sights& sights_of(const Call& call, int threads) {
+  static char here;  // an address that nobody else has
+  if (call.kept.by != &here) call.kept = {&here, std::make_shared<const Sights>(call, 1, threads)};
+  return *static_cast<const Sights*>(call.kept.what.get());
+}
+
+// The lists of `batch` rows and `heads`, as many as differ. Each task has some blocks, whose lists are then put one behind the other.
+inline TileLists tile_lists(const Call& call, const TileCut& cut, int threads) {
+  const Sights& sights = sights_of(call, threads);
+  const int64_t blocks = (call.queries + cut.rows - 1) / cut.rows, count = cut.batch * cut.heads * blocks;
+  std::vector<TileLists> parts((count + kBlocksOfTask - 1) / kBlocksOfTask);
+  parallel(call, int64_t(parts.size()), threads, [&](int) {
+    return [&, seen = Stretches(), tiles = Tiles(call.keys, cut.columns)](int64_t task) mutable {
+      TileLists& part = parts[task];
+      for (int64_t n = task * kBlocksOfTask; n < std::min((task + 1) * kBlocksOfTask, count); ++n) {
+        const int64_t plane = n / blocks, first = n % blocks * cut.rows;
+        sights.see(plane / cut.heads, plane % cut.heads, first, std::min(first + cut.rows, call.queries), seen);
+        part.certain = tiles.put(seen, part) && part.certain;
+      }
+    };
+  });
   TileLists found;
-  found.starts.reserve(batch * heads * blocks + 1), found.mixed.reserve(batch * heads * blocks);
-  found.starts.push_back(0);
-  Stretches seen;
-  Tiles tiles(call.keys, columns);
-  for (int64_t plane = 0; plane < batch * heads; ++plane)
-    for (int64_t block = 0; block < blocks; ++block) {
-      sights.see(plane / heads, plane % heads, block * rows, std::min((block + 1) * rows, call.queries), seen);
-      found.mixed.push_back(tiles.put(seen, found.tiles));
-      found.starts.push_back(int32_t(found.tiles.size()));
-    }
+  size_t all = 0;
+  for (const TileLists& part : parts) all += part.tiles.size();
+  found.counts.reserve(3 * count), found.tiles.reserve(all);
+  for (const TileLists& part : parts) {
+    const int32_t before = int32_t(found.tiles.size());
+    for (size_t n = 0; n < part.counts.size(); n += 3)
+      found.counts.insert(found.counts.end(), {before + part.counts[n], part.counts[n + 1], part.counts[n + 2]});
+    found.tiles.insert(found.tiles.end(), part.tiles.begin(), part.tiles.end());
+    found.certain = found.certain && part.certain;
+  }
   return found;
 }
 
 // The same with blocks and tiles changed about: of each of `tiles` the blocks, ascending, the mixed ones first.
 inline TileLists turned(const TileLists& lists, int64_t planes, int64_t blocks, int64_t tiles) {
   TileLists found;
-  found.starts.resize(planes * tiles + 1), found.mixed.resize(planes * tiles), found.tiles.resize(lists.tiles.size());
+  found.counts.resize(3 * planes * tiles), found.tiles.resize(lists.tiles.size()), found.certain = false;
   const auto each = [&](auto use) {
-    for (int64_t row = 0; row < planes * blocks; ++row)
-      for (int32_t n = lists.starts[row]; n < lists.starts[row + 1]; ++n)
-        use(row / blocks * tiles + lists.tiles[n], int32_t(row % blocks), n < lists.starts[row] + lists.mixed[row]);
+    for (int64_t row = 0; row < planes * blocks; ++row) {
+      const int32_t *const here = lists.counts.data() + 3 * row, start = here[0], mixed = start + here[1], stop = mixed + here[2];
+      for (int32_t n = start; n < stop; ++n) use(row / blocks * tiles + lists.tiles[n], int32_t(row % blocks), n < mixed);
+    }
   };
-  each([&](int64_t line, int32_t, bool mixed) { ++found.starts[line + 1], found.mixed[line] += mixed; });
-  for (int64_t line = 0; line < planes * tiles; ++line) found.starts[line + 1] += found.starts[line];
-  std::vector<int32_t> next[2] = {{found.starts.begin(), found.starts.end() - 1}, {}};  // where the next one goes: mixed, full
-  for (int64_t line = 0; line < planes * tiles; ++line) next[1].push_back(next[0][line] + found.mixed[line]);
-  each([&](int64_t line, int32_t block, bool mixed) { found.tiles[next[mixed ? 0 : 1][line]++] = block; });
+  each([&](int64_t line, int32_t, bool mixed) { ++found.counts[3 * line + (mixed ? 1 : 2)]; });
+  std::vector<int32_t> next[2];  // where the next one goes: full, mixed
+  int32_t start = 0;
+  for (int64_t line = 0; line < planes * tiles; ++line) {
+    int32_t* const here = found.counts.data() + 3 * line;
+    here[0] = start, next[1].push_back(start), next[0].push_back(start + here[1]);
+    start += here[1] + here[2];
+  }
+  each([&](int64_t line, int32_t block, bool mixed) { found.tiles[next[mixed][line]++] = block; });
   return found;
 }
 

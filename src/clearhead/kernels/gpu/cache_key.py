@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from clearhead.core.arrays import Array, is_torch
 from clearhead.core.grid import Alignment, Grid
+from clearhead.core.lowered import Node
 from clearhead.core.mask import Mask
 from clearhead.core.mask_keys import mask_key
+from clearhead.core.once import once
 from clearhead.core.positions import Alibi
 from clearhead.core.problem import Problem
 from clearhead.kernels.gpu import tuning
@@ -71,7 +75,7 @@ class CacheKey:
         Such problems are prepared alike: their tensors are taken as they are or not, and can be fetched by the copy
         engine or not, as a stride or a size of 1 decides that. None where a mask or bias has more to it than numbers.
         """
-        if problem.bias is not None or not self.numbers_alone or not is_span(problem.mask, problem.grid):
+        if problem.bias is not None or not self.numbers_alone or not is_span(problem.lowered, problem.grid):
             return None
         shapes, strides = self.key[:3], self.key[3:6]
         return (
@@ -80,6 +84,11 @@ class CacheKey:
             *[steps[-1] for steps in strides],
             self.rest,
         )
+
+    @once
+    def copies(self) -> list[np.ndarray]:
+        """The arrays as they are now, copied once for all that is kept."""
+        return [array.copy() for array in self.arrays]
 
     def of_mask(self, mask: Mask) -> Any:
         """A mask's part of the key: its class and its fields, which say it all."""
@@ -123,11 +132,11 @@ def cache_key_of(problem: Problem) -> CacheKey | None:
     return key
 
 
-def is_span(mask: Mask | None, grid: Grid) -> bool:
+def is_span(root: Node | None, grid: Grid) -> bool:
     """True for a mask that says with a few numbers how far a query sees from its place."""
-    if mask is None:
+    if root is None:
         return True
-    span = mask.lower(grid).span(grid.keys)
+    span = root.span(grid.keys)
     return span is not None and all(isinstance(limit, int) for limit in span)
 
 
@@ -157,6 +166,7 @@ class Cache:
     def __init__(self) -> None:
         self.known = LeastRecentlyUsed()  # (copies of a mask's arrays, something)
         self.owners: dict[Any, list[weakref.ref[Mask]]] = {}  # of those that go with a mask
+        self.left: deque[Any] = deque()  # the keys of masks that are gone
 
     def get(self, key: CacheKey) -> Any:
         """What was kept for calls of this key; None where there is nothing, or arrays of its mask have changed."""
@@ -167,11 +177,21 @@ class Cache:
 
     def keep(self, key: CacheKey, thing: Any) -> None:
         """Keep something for all calls of this key."""
-        for known, owners in list(self.owners.items()):
-            if any(owner() is None for owner in owners):
-                self.known.pop(known, None)
-                self.owners.pop(known, None)
-        gone = self.known.keep(key.key, ([array.copy() for array in key.arrays], thing))
+        for _ in range(len(self.left)):
+            with suppress(IndexError):  # another thread has taken it
+                self.forget(self.left.popleft())
+        gone = self.known.keep(key.key, (key.copies, thing))
         self.owners.pop(gone, None)
-        if key.owners:
-            self.owners[key.key] = key.owners
+        if key.owners and key.key not in self.owners:
+            leave = partial(self.leave, key.key)
+            there = [owner() for owner in key.owners]
+            self.owners[key.key] = [weakref.ref(owner, leave) for owner in there if owner is not None]
+
+    def forget(self, key: Any) -> None:
+        """Let go of what was kept for calls of a key."""
+        self.known.pop(key, None)
+        self.owners.pop(key, None)
+
+    def leave(self, key: Any, _: Any) -> None:
+        """Take down that a mask of this key is gone: what was kept for it goes when something else is kept."""
+        self.left.append(key)

@@ -74,7 +74,7 @@ class Call:
         self.as_given = False
         self.grows = False  # in another size its like was played: so this one may be, layer by layer
         self.take(problem)
-        self.mask = spans.prepare(problem.mask, grid, self.device)
+        self.mask = spans.prepare(problem.mask, grid, self.device, problem.lowered)
         raw = problem.softcap is None and not isinstance(problem.bias, Added) and problem.scale > SMALLEST
         kind, bias, strides, offset, centre = self.bias(problem.scale if raw else 1.0)
         head_dim, value_dim = self.q.shape[-1], self.v.shape[-1]
@@ -279,7 +279,7 @@ class Call:
             nothing = self.mask.span.rows
             return Lists(nothing, nothing, 0, 0, 1, 1, 1)
         rows, columns = blocks.rows, blocks.columns
-        return spans.tiles(self.mask, self.problem.mask, self.grid, rows, columns, turned=turned, coarse=coarse)
+        return spans.tiles(self.mask, self.problem.lowered, self.grid, rows, columns, turned=turned, coarse=coarse)
 
     @property
     def backwards(self) -> bool:
@@ -334,7 +334,7 @@ class Call:
 def resized(relative: dict[str, Any], problem: Problem) -> dict[str, Any]:
     """What a call of the same family left, with what depends on how many positions there are found anew."""
     grid = problem.grid
-    mask = spans.prepare(problem.mask, grid, relative["device"])
+    mask = spans.prepare(problem.mask, grid, relative["device"], problem.lowered)
     grows = any(isinstance(one, Replay) and one.played for one in relative["replays"].values())
     return {**relative, "grid": grid, "mask": mask, "launch": Launcher(), "kept": {}, "replays": {}, "grows": grows}
 

@@ -22,9 +22,11 @@ from clearhead.kernels.gpu.device import Lists, Span
 from clearhead.kernels.gpu.tile_lists_kernel import tile_states
 from clearhead.kernels.gpu.tuning import cdiv
 from clearhead.kernels.mask_nodes import nodes_of
+from clearhead.kernels.threads import crew
 
 FAR = 2**30  # no limit: more than any position, and twice that still fits 32 bits
 TREES = 4  # masks whose trees are kept
+BLOCKS_OF_THREAD = 256  # of queries, whose lists are worth a thread
 DEEPEST = 31  # the answers of a mask's parts wait in the bits of one number
 Limits: TypeAlias = tuple[Numbers, Numbers, Numbers]
 
@@ -47,23 +49,19 @@ class Prepared:
 _with_trees: deque[weakref.ref[Prepared]] = deque()
 
 
-def prepare(mask: Mask | None, grid: Grid, on: torch.device) -> Prepared:
-    """What the kernels are given for a mask."""
+def prepare(mask: Mask | None, grid: Grid, on: torch.device, root: Node | None = None) -> Prepared:
+    """What the kernels are given for a mask; `root` is what it was lowered to, where somebody has done that."""
     if mask is None:
         return _from_span((-FAR, FAR, grid.keys), grid, on)
-    root = mask.lower(grid)
-    limits = _limits(root, grid)
+    root = root or mask.lower(grid)
+    limits = as_span(root, grid)
     if limits is not None:
         return _from_span(limits, grid, on)
     return _from_tree(root if depth(root) <= DEEPEST else Mask.lower(mask, grid), grid, on)
 
 
-def as_span(mask: Mask, grid: Grid) -> Limits | None:
+def as_span(root: Node, grid: Grid) -> Limits | None:
     """(low, high, count): query i sees keys i + low … i + high below count. None where that does not say it all."""
-    return _limits(mask.lower(grid), grid)
-
-
-def _limits(root: Node, grid: Grid) -> Limits | None:
     span = root.span(grid.keys)
     return None if span is None else (within(span[0]), within(span[1]), span[2])
 
@@ -101,8 +99,10 @@ def _nothing(on: torch.device) -> torch.Tensor:
 
 
 def upload(array: np.ndarray, on: torch.device) -> torch.Tensor:
-    """An array on the device."""
-    return torch.from_numpy(np.array(array, order="C")).to(on)
+    """A copy of an array on the device."""
+    if on.type == "cpu":
+        return torch.from_numpy(np.array(array, order="C"))
+    return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(on)  # not copied on the host, too
 
 
 def _from_tree(root: Node, grid: Grid, on: torch.device) -> Prepared:
@@ -140,10 +140,12 @@ def uploaded(node: Node, grid: Grid, on: torch.device) -> tuple[list[Any], bool]
     found = list(node.narrow())
     if node.numbers:
         found.insert(0, np.stack(np.broadcast_arrays(*map(within, node.numbers)), axis=-1).astype(np.int32))
+    each = {id(a): a for a in found}  # ids of queries and keys may be one array
     by_row = any(a.ndim > 1 and len(a) != 1 for a in found)
     if by_row:
-        found = [np.broadcast_to(a, (math.prod(grid.batch), a.shape[-1])) for a in found]
-    return [upload(a, on) for a in found], by_row
+        each = {name: np.broadcast_to(a, (math.prod(grid.batch), a.shape[-1])) for name, a in each.items()}
+    lent = {name: upload(a, on) for name, a in each.items()}
+    return [lent[id(a)] for a in found], by_row
 
 
 def four_axes(array: Array, grid: Grid, on: torch.device) -> torch.Tensor:
@@ -158,7 +160,7 @@ def four_axes(array: Array, grid: Grid, on: torch.device) -> torch.Tensor:
 
 
 def tiles(
-    prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, *,
+    prepared: Prepared, mask: Mask | Node | None, grid: Grid, rows: int, columns: int, *,
     turned: bool = False, coarse: bool = False,
 ) -> Lists:  # fmt: skip
     """For each block of queries the tiles of keys that are not empty; `turned`: for each block of keys, of queries.
@@ -207,7 +209,7 @@ def refined(lists: Lists, down: int, across: int) -> Lists:
 
 
 def listed(
-    prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, turned: bool = False
+    prepared: Prepared, mask: Mask | Node | None, grid: Grid, rows: int, columns: int, turned: bool = False
 ) -> Lists | None:
     """Lists on the host, told from intervals, made once for all who want them; None where an array has to be read."""
     if prepared.reads or mask is None:
@@ -220,23 +222,28 @@ def listed(
     return known
 
 
-def lists_of_tree(prepared: Prepared, mask: Mask, grid: Grid, rows: int, columns: int, turned: bool) -> Lists:
+def lists_of_tree(prepared: Prepared, mask: Mask | Node, grid: Grid, rows: int, columns: int, turned: bool) -> Lists:
     """By the compiled extension, in a fraction of the time that NumPy takes."""
     tree = prepared.lists.get("tree")
     if tree is None:
         tree = native.Call()
         tree.set_sizes(math.prod(grid.batch), grid.heads, grid.heads, grid.queries, grid.keys, 1, 1)
-        tree.set_mask(nodes_of(mask.lower(grid)))
+        tree.set_mask(nodes_of(mask if isinstance(mask, Node) else mask.lower(grid)))
         keep_tree(prepared, tree)  # now that it is whole: other threads may ask for it
     batch = math.prod(grid.batch) if prepared.by_batch else 1
     heads = grid.heads if prepared.by_head else 1
-    found = tree.tile_lists(batch, heads, rows, columns, turned)
-    starts, mixed, tiles = (np.frombuffer(numbers, np.int32) for numbers in found)
     sides = cdiv(grid.queries, rows), cdiv(grid.keys, columns)
-    return lists_of(starts, mixed, tiles, batch, heads, *(sides[::-1] if turned else sides))
+    wanted = batch * heads * sides[0] // BLOCKS_OF_THREAD
+    # by our own threads: those that have no time are not waited for, as PyTorch's are
+    threads = 1 if wanted <= 1 else min(crew("torch", alone=True)[0], wanted)
+    found = tree.tile_lists(batch, heads, rows, columns, turned, threads)
+    counts, tiles = (np.frombuffer(numbers, np.int32) for numbers in found[:2])
+    if not turned:
+        prepared.lists["certain", rows, columns] = found[2]
+    return lists_of(counts.reshape(-1, 3), tiles, batch, heads, *(sides[::-1] if turned else sides))
 
 
-def runs_of(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int) -> Runs | None:
+def runs_of(prepared: Prepared, mask: Mask | Node | None, grid: Grid, rows: int, columns: int) -> Runs | None:
     """The runs of tiles, found once for all who want them so; None where an array has to be read for them."""
     if prepared.reads or mask is None:
         return None
@@ -260,22 +267,17 @@ def keep_tree(prepared: Prepared, tree: Any) -> None:
             oldest.lists.pop("tree", None)
 
 
-def lists_of_runs(prepared: Prepared, mask: Mask, grid: Grid, rows: int, columns: int, turned: bool) -> Lists:
+def lists_of_runs(prepared: Prepared, mask: Mask | Node, grid: Grid, rows: int, columns: int, turned: bool) -> Lists:
     """By NumPy, where there is no extension."""
     found = runs_of(prepared, mask, grid, rows, columns)
     assert found is not None
     lists, sides = found.lists(turned=turned), (found.blocks, found.tiles)
-    sides = sides[::-1] if turned else sides
-    return lists_of(lists.starts, lists.mixed, lists.tiles, found.batch, found.heads, *sides)
+    counts = np.stack([lists.starts[:-1], lists.mixed, np.diff(lists.starts) - lists.mixed], axis=-1)
+    return lists_of(counts, lists.tiles, found.batch, found.heads, *(sides[::-1] if turned else sides))
 
 
-def lists_of(
-    starts: np.ndarray, mixed: np.ndarray, tiles: np.ndarray, batch: int, heads: int, down: int, across: int
-) -> Lists:
+def lists_of(counts: np.ndarray, tiles: np.ndarray, batch: int, heads: int, down: int, across: int) -> Lists:
     """Tiles, and where those of each block begin, how many are mixed and how many full."""
-    counts = np.empty((mixed.size, 3), np.int32)
-    counts[:, 0], counts[:, 1] = starts[:-1], mixed
-    counts[:, 2] = np.diff(starts) - mixed
     numbers = tiles if tiles.size else np.zeros(1, np.int32)
     return Lists(numbers, counts, int(batch > 1), int(heads > 1), heads, down, across)
 
@@ -292,7 +294,7 @@ def lists_of_states(states: torch.Tensor, turned: bool) -> Lists:
     return Lists(found, counts, int(batch > 1), int(heads > 1), heads, down, across)
 
 
-def state_map(prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int) -> torch.Tensor:
+def state_map(prepared: Prepared, mask: Mask | Node | None, grid: Grid, rows: int, columns: int) -> torch.Tensor:
     """0 empty, 1 mixed, 2 full, for each tile: (batch or 1, heads or 1, blocks of queries, blocks of keys)."""
     key = (rows, columns)
     if key not in prepared.lists:

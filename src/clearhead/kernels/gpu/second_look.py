@@ -216,7 +216,7 @@ def observed_states(call: Call, blocks: Blocks) -> tuple[Lists, int]:
     nothing = call.mask.span.rows
     if call.form.program is None:
         return Lists(nothing, nothing, 0, 0, 1, 1, 1), 0
-    states = spans.state_map(call.mask, call.problem.mask, call.grid, 128, blocks.columns)
+    states = spans.state_map(call.mask, call.problem.lowered, call.grid, 128, blocks.columns)
     batch, heads, down, across = states.shape
     return Lists(states, nothing, int(batch > 1), int(heads > 1), heads, down, across), 128
 

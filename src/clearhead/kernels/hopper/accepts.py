@@ -142,7 +142,8 @@ def several_ranges(problem: Problem) -> str | None:
     if single is None:
         from clearhead.kernels.gpu.masks import as_span
 
-        single = as_span(problem.mask, problem.grid) is not None or ranges_of(problem) is not None
+        assert problem.lowered is not None
+        single = as_span(problem.lowered, problem.grid) is not None or ranges_of(problem) is not None
         if kind is not None:
             _known.keep(kind, single)
     return None if single else "it has a bias only where the keys that a query sees are in one range; `triton` has any"
@@ -158,7 +159,7 @@ _too_many = Cache()
 
 def too_many(problem: Problem) -> str | None:
     """Why a mask is not taken: the bits of its mixed tiles would not fit. Remembered for problems of one kind."""
-    grid, mask = problem.grid, problem.mask
+    grid, mask = problem.grid, problem.lowered
     if mask is None or math.prod(grid.shape) <= MOST_BITS:
         return None
     kind = cache_key_of(problem)
@@ -174,7 +175,7 @@ def too_many(problem: Problem) -> str | None:
     return "the mask is mixed in too many tiles; `triton` takes any mask" if known else None
 
 
-def mixed_pairs(mask: Mask, grid: Grid, size: int) -> int:
+def mixed_pairs(mask: Mask | Node, grid: Grid, size: int) -> int:
     """How many pairs tiles of this size have in which some are seen and some are not."""
     from clearhead.core.runs import runs
 
@@ -187,17 +188,17 @@ def ranges_of(problem: Problem) -> Any:
     if "key ranges" not in problem.found:
         from clearhead.kernels.gpu.key_ranges import key_ranges
 
-        problem.found["key ranges"] = key_ranges(problem.mask, problem.grid)
+        problem.found["key ranges"] = key_ranges(problem.lowered, problem.grid)
     return problem.found["key ranges"]
 
 
 def no_span(problem: Problem) -> str | None:
     """Why a mask's gradients are not given: a band that differs by batch row, or by head where heads share keys."""
-    if problem.mask is None:
+    if problem.lowered is None:
         return None
     from clearhead.kernels.gpu.masks import as_span
 
-    span = as_span(problem.mask, problem.grid)
+    span = as_span(problem.lowered, problem.grid)
     if span is not None and not all(isinstance(limit, int) for limit in span):
         return "the mask is a band that is not the same for all batch rows; `triton` takes any mask"
     if span is None and problem.group > 1 and by_head(problem):
@@ -232,8 +233,8 @@ def by_row(problem: Problem) -> bool:
 
 def nodes_of(problem: Problem) -> Iterator[Node]:
     """All nodes of a problem's mask."""
-    assert problem.mask is not None
-    waiting = [problem.mask.lower(problem.grid)]
+    assert problem.lowered is not None
+    waiting = [problem.lowered]
     while waiting:
         node = waiting.pop()
         waiting += node.parts

@@ -99,7 +99,7 @@ def seen_by(call: Call) -> Seen:
         if runs not in known and ranges not in known:
             found = ranges_of(call.problem)
             if found is None:
-                known[runs] = tile_runs.forward_runs(call.mask, call.problem.mask, call.grid, head_dim, call.rows)
+                known[runs] = tile_runs.forward_runs(call.mask, call.problem.lowered, call.grid, head_dim, call.rows)
             else:
                 starts, stops = found
                 few = schedule.OBSERVED if call.problem.want is not None else schedule.LISTED
@@ -172,7 +172,7 @@ def looked_at(call: Call) -> second_look.Masked:
     if name not in call.mask.lists:
         config = second_look.LISTED[head_dim]
         call.mask.lists[name] = tile_runs.backward_runs(
-            call.mask, call.problem.mask, call.grid, config.rows * config.consumers, config.columns, call.rows,
+            call.mask, call.problem.lowered, call.grid, config.rows * config.consumers, config.columns, call.rows,
             shared=True,
         )  # fmt: skip
     assert call.mask.program is not None
@@ -185,7 +185,7 @@ def turned_runs(call: Call) -> tuple[tile_runs.TileRuns, torch.Tensor | None]:
     name = ("turned", head_dim)
     if name not in call.mask.lists:
         columns, rows = backward.CONFIGS[head_dim].columns, call.q.shape[0] * call.k.shape[1]
-        turned = tile_runs.backward_runs(call.mask, call.problem.mask, call.grid, backward.KEYS, columns, rows)
+        turned = tile_runs.backward_runs(call.mask, call.problem.lowered, call.grid, backward.KEYS, columns, rows)
         call.mask.lists[name] = (turned, blind(call))
     found: tuple[tile_runs.TileRuns, torch.Tensor | None] = call.mask.lists[name]
     return found
@@ -200,7 +200,7 @@ def blind(call: Call) -> torch.Tensor | None:
             return ranges.blind
     runs: tile_runs.TileRuns | None = known.get(("runs", head_dim))
     if runs is None:  # the forward went by another kernel
-        runs = tile_runs.forward_runs(call.mask, call.problem.mask, call.grid, head_dim, call.rows)
+        runs = tile_runs.forward_runs(call.mask, call.problem.lowered, call.grid, head_dim, call.rows)
     return runs.unseen
 
 

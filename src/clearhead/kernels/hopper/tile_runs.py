@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from clearhead.core.grid import Grid
+from clearhead.core.lowered import Node
 from clearhead.core.mask import Mask
 from clearhead.kernels.gpu.device import Lists
 from clearhead.kernels.gpu.masks import Prepared, capturing, done, listed, tiles, upload
@@ -38,7 +39,7 @@ class TileRuns(NamedTuple):
     places: int = 0  # how many there are
 
 
-def forward_runs(prepared: Prepared, mask: Mask | None, grid: Grid, head_dim: int, heads: int) -> TileRuns:
+def forward_runs(prepared: Prepared, mask: Mask | Node | None, grid: Grid, head_dim: int, heads: int) -> TileRuns:
     """For blocks of queries, tiles of keys; `heads` of all batch rows."""
     config = LISTED[head_dim]
     blocks, some, mixed = left(prepared, mask, grid, config)
@@ -57,14 +58,21 @@ def forward_runs(prepared: Prepared, mask: Mask | None, grid: Grid, head_dim: in
 
 
 def backward_runs(
-    prepared: Prepared, mask: Mask | None, grid: Grid, keys: int, queries: int, heads: int, *, shared: bool = False
+    prepared: Prepared,
+    mask: Mask | Node | None,
+    grid: Grid,
+    keys: int,
+    queries: int,
+    heads: int,
+    *,
+    shared: bool = False,
 ) -> TileRuns:
     """For blocks of `keys`, tiles of `queries`; `heads` of keys of all batch rows. `shared`: long lists are cut up."""
     lists = on_host(prepared, mask, grid, queries, keys, turned=True)
     return laid_out(prepared, grid, lists, keys, queries, heads, masked=0, shared=shared)
 
 
-def left(prepared: Prepared, mask: Mask | None, grid: Grid, config: TileConfig) -> tuple[int, int, int]:
+def left(prepared: Prepared, mask: Mask | Node | None, grid: Grid, config: TileConfig) -> tuple[int, int, int]:
     """How many blocks there are, how many tiles of all of them are left, and how many of those are mixed."""
     counts = on_host(prepared, mask, grid, config.rows * config.consumers, config.columns).counts
     _, mixed, full = counts.sum(0, dtype=np.int64).tolist()
@@ -72,7 +80,7 @@ def left(prepared: Prepared, mask: Mask | None, grid: Grid, config: TileConfig) 
 
 
 def on_host(
-    prepared: Prepared, mask: Mask | None, grid: Grid, rows: int, columns: int, *, turned: bool = False
+    prepared: Prepared, mask: Mask | Node | None, grid: Grid, rows: int, columns: int, *, turned: bool = False
 ) -> Lists:
     """The tiles and their counts on the host; tiles that an array was read for, on the device, are left there."""
     known = listed(prepared, mask, grid, rows, columns, turned)
@@ -87,20 +95,21 @@ def laid_out(
     masked: int, config: TileConfig | None = None, shared: bool = False,
 ) -> TileRuns:  # fmt: skip
     """The table, the tiles and the bits; at least `masked` tiles of a block are taken as mixed ones."""
-    counts = lists.counts
-    start, mixed, full = counts.T.astype(np.int64)
-    on, row = prepared.span.rows.device, np.arange(len(counts))
+    start, mixed, full = np.ascontiguousarray(lists.counts.T, np.int32)
+    on, row = prepared.span.rows.device, np.arange(start.size, dtype=np.int32)
     # the bits of all mixed tiles, in the order of blocks
-    first = 2 + np.cumsum(mixed) - mixed
+    first = np.cumsum(mixed, dtype=np.int32) - mixed
     which = np.repeat(row, mixed)
-    place = start[which] + np.arange(which.size) + 2 - first[which]
+    place = np.repeat(start - first, mixed) + np.arange(which.size, dtype=np.int32)
+    first += 2
     flat = lists.tiles.reshape(-1)
     if isinstance(flat, torch.Tensor):
-        entries = torch.stack([upload(which, on), flat[upload(place, on)].long()], -1).to(torch.int32)
+        entries = torch.stack([upload(which, on), flat[upload(place, on)].to(torch.int32)], -1)
         numbers = torch.cat([flat, flat.new_zeros(1)])
     else:
-        entries = upload(np.stack([which, flat[place]], -1, dtype=np.int32, casting="same_kind"), on)
-        numbers = upload(np.append(flat, np.zeros(1, np.int32)), on)
+        both = np.empty((which.size, 2), np.int32)
+        both[:, 0], both[:, 1] = which, flat[place]
+        entries, numbers = upload(both, on), upload(np.append(flat, np.zeros(1, np.int32)), on)
     bits = torch.empty((2 + which.size, down, 4), dtype=torch.int32, device=on)
     bits[NOTHING], bits[EVERYTHING] = 0, -1
     turned = masked == 0
@@ -109,21 +118,24 @@ def laid_out(
             bits, entries, prepared.arrays, grid.queries, grid.keys, lists.down, lists.mask_heads,
             PROGRAM=prepared.program, TURNED=turned, BM=down, BN=across, num_warps=4,
         )  # fmt: skip
-    count = mixed + full
+    some = count = mixed + full
     if masked:
         first = np.where(mixed > 0, first, np.where(count > 0, EVERYTHING, NOTHING))
         mixed, count = np.maximum(mixed, 1), np.maximum(count, 1)
-    block, number = row % lists.down, row // lists.down
-    batch = number // lists.mask_heads if lists.by_batch else np.full(len(row), -1)
-    head = number % lists.mask_heads if lists.by_head else np.full(len(row), -1)
-    start = np.where(counts[:, 1:].sum(-1) > 0, start, len(flat))  # one tile that nobody looks at
-    table = np.stack([block * down, batch, head, start, mixed, count, first, np.zeros_like(first)], -1)
+    number, block = np.divmod(row, lists.down)
+    table = np.zeros((start.size, 8), np.int32)
+    table[:, 0] = block * down
+    table[:, 1] = number // lists.mask_heads if lists.by_batch else -1
+    table[:, 2] = number % lists.mask_heads if lists.by_head else -1
+    table[:, 3] = np.where(some > 0, start, len(flat))  # one tile that nobody looks at
+    table[:, 4], table[:, 5], table[:, 6] = mixed, count, first
     table, added = shared_out(table) if shared else (table, table[:0])
-    table = table[np.argsort(-table[:, 5], kind="stable")].astype(np.int32)
-    unseen = left_out(bits, which, full, lists, grid.keys if turned else grid.queries)
+    table = table[np.argsort(-table[:, 5], kind="stable")]
+    certain = not turned and prepared.lists.get(("certain", down, across), False)
+    unseen = None if certain else left_out(bits, which, full, lists, grid.keys if turned else grid.queries)
     runs = TileRuns(
         upload(table, on), numbers, bits, heads // max(1, len(row) // lists.down), unseen, config,
-        upload(added.astype(np.int32), on) if len(added) else None, int(added[:, 4].sum()),
+        upload(added, on) if len(added) else None, int(added[:, 4].sum()),
     )  # fmt: skip
     if not capturing(on):
         done(on)
