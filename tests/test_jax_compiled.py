@@ -110,6 +110,21 @@ def test_every_option_is_the_same_as_it_is_compiled_and_traced(make: Callable[[]
         np.testing.assert_array_equal(one.top.indices, expected.top.indices)
 
 
+@pytest.mark.parametrize("kernel", ["compiled", "dense"])
+def test_masks_may_hold_arrays_of_jax(kernel: str) -> None:
+    queries = np.sort(NUMBERS.integers(0, 4, (B, T)))
+    for mask in (ch.documents(IDS, queries), ch.documents(IDS, queries) | ch.causal(), ch.global_tokens([1, 4])):
+        expected = ch.attention(Q, K, V, mask=mask, kernel=kernel)
+        here = jax.device_put(mask)
+        for compiled in (lambda f: f, jax.jit):
+            found = compiled(lambda q, here=here: ch.attention(q, K, V, mask=here, kernel=kernel))(Q)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=0 if kernel == "compiled" else 16 * EPS)
+    one = jax.device_put(ch.documents(IDS))  # queries and keys by one array
+    np.testing.assert_array_equal(
+        ch.attention(K, K, V, mask=one, kernel=kernel), ch.attention(K, K, V, mask=ch.documents(IDS), kernel=kernel)
+    )
+
+
 @pytest.mark.parametrize("make", OPTIONS.values(), ids=OPTIONS)
 def test_gradients_of_everything_that_learns(make: Callable[[], dict[str, Any]]) -> None:
     options = make()

@@ -24,8 +24,8 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from clearhead.core import intervals, ranges
-from clearhead.core.arrays import Array, Library
-from clearhead.core.grid import Grid, Numbers
+from clearhead.core.arrays import Array
+from clearhead.core.grid import Grid, Numbers, larger, smaller
 from clearhead.core.once import once
 from clearhead.core.ranges import KeyRanges
 from clearhead.core.steps import Cut, Steps, by_both
@@ -183,15 +183,17 @@ class DocumentsNode(Node):
         return intervals.of_ids(cut, self.queries, self.keys)
 
     def narrow(self) -> tuple[np.ndarray, ...]:
-        rows = self.rows()[:1] if ranges.one_array(self.queries, self.keys) else self.rows()
+        of = 1 if ranges.one_array(self.queries, self.keys) else 2
+        rows = [np.asarray(ids) for ids in self.rows()[:of]]  # under jit JAX would trace what is least
         limits = np.iinfo(np.int32)
         if all(not ids.size or limits.min <= ids.min() <= ids.max() <= limits.max for ids in rows):
-            found = [ids.astype(np.int32) for ids in rows]
+            found = rows
         else:
             _, numbered = np.unique(np.concatenate([ids.reshape(-1) for ids in rows]), return_inverse=True)
-            parts = np.split(numbered.astype(np.int32), [rows[0].size])
+            parts = np.split(numbered, [rows[0].size])
             found = [part.reshape(ids.shape) for part, ids in zip(parts, rows, strict=False)]
-        return found[0], found[-1]
+        narrow = [ids.astype(np.int32) for ids in found]
+        return narrow[0], narrow[-1]
 
 
 @dataclass(eq=False)
@@ -338,27 +340,6 @@ class NotNode(Node):
 
     def tiles(self, cut: Cut) -> Steps:
         return ~self.inner.tiles(cut)
-
-
-def larger(a: Numbers, b: Numbers) -> Numbers:
-    """The larger ones; a number of two numbers, in a tenth of the time that NumPy takes."""
-    return max(a, b) if isinstance(a, int) and isinstance(b, int) else _by("maximum", a, b)
-
-
-def smaller(a: Numbers, b: Numbers) -> Numbers:
-    """The smaller ones, in the same way."""
-    return min(a, b) if isinstance(a, int) and isinstance(b, int) else _by("minimum", a, b)
-
-
-def _by(function: str, *values: Numbers) -> Numbers:
-    """NumPy's function, unless JAX traces one of the numbers: it may know 32 bits alone, and FAR is as far in them."""
-    traced: Any = next((value for value in values if not isinstance(value, int | np.ndarray)), None)
-    if traced is None:
-        return getattr(np, function)(*values)
-    most = 2 ** (8 * traced.dtype.itemsize - 1) - 1
-    known = (int, np.ndarray)
-    fitting = [np.clip(a, -most, most).astype(traced.dtype) if isinstance(a, known) else a for a in values]
-    return getattr(Library.of(traced).xp, function)(*fitting)
 
 
 def evaluated(

@@ -14,7 +14,7 @@ import numpy as np
 from clearhead.core import lowered
 from clearhead.core.arrays import Array, without_gradient
 from clearhead.core.dropout import Dropout
-from clearhead.core.grid import Alignment, Grid, cut
+from clearhead.core.grid import Alignment, Grid, cut, larger
 from clearhead.core.lowered import FAR, Node
 from clearhead.core.mask import Both, Either, Mask, Not, Tile
 from clearhead.core.positions import Added, Alibi, Bias, Relative
@@ -110,7 +110,7 @@ def _moved(node: Node, piece: Piece) -> Node | None:
         by = columns.start - rows.start
         return lowered.BandNode(_unless_far(node.low, by), _unless_far(node.high, by))
     if isinstance(node, lowered.BeforeNode):
-        return lowered.BeforeNode(lowered.larger(node.count - columns.start, 0))
+        return lowered.BeforeNode(larger(node.count - columns.start, 0))
     if isinstance(node, lowered.DocumentsNode):
         return lowered.DocumentsNode(
             node.queries[:, rows.start : rows.stop], node.keys[:, columns.start : columns.stop]

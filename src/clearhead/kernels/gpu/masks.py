@@ -224,12 +224,12 @@ def listed(
 
 def lists_of_tree(prepared: Prepared, mask: Mask | Node, grid: Grid, rows: int, columns: int, turned: bool) -> Lists:
     """By the compiled extension, in a fraction of the time that NumPy takes."""
-    tree = prepared.lists.get("tree")
+    known = prepared.lists.get("tree")
+    tree = known
     if tree is None:
         tree = native.Call()
         tree.set_sizes(math.prod(grid.batch), grid.heads, grid.heads, grid.queries, grid.keys, 1, 1)
         tree.set_mask(nodes_of(mask if isinstance(mask, Node) else mask.lower(grid)))
-        keep_tree(prepared, tree)  # now that it is whole: other threads may ask for it
     batch = math.prod(grid.batch) if prepared.by_batch else 1
     heads = grid.heads if prepared.by_head else 1
     sides = cdiv(grid.queries, rows), cdiv(grid.keys, columns)
@@ -237,6 +237,8 @@ def lists_of_tree(prepared: Prepared, mask: Mask | Node, grid: Grid, rows: int, 
     # by our own threads: those that have no time are not waited for, as PyTorch's are
     threads = 1 if wanted <= 1 else min(crew("torch", alone=True)[0], wanted)
     found = tree.tile_lists(batch, heads, rows, columns, turned, threads)
+    if known is None:
+        keep_tree(prepared, tree)  # now that it knows where keys lie, and is only read: other threads may ask for it
     counts, tiles = (np.frombuffer(numbers, np.int32) for numbers in found[:2])
     if not turned:
         prepared.lists["certain", rows, columns] = found[2]
