@@ -41,11 +41,11 @@ class BlockTable(Mask):
 
     def lower(self, grid: Grid) -> Node:
         def table() -> np.ndarray:
-            cells = to_numpy(self.array)
+            cells = self.array if is_traced(self.array) else to_numpy(self.array)
             cells = cells[(None,) * max(3 - cells.ndim, 0) + (...,)]
             lead = cells.shape[:-3]
             batch = grid.batch if any(n != 1 for n in lead) else (1,) * len(lead)
-            cells = np.broadcast_to(cells, (*batch, cells.shape[-3], *self.counts(grid)))
+            cells = Library.of(cells).xp.broadcast_to(cells, (*batch, cells.shape[-3], *self.counts(grid)))
             return cells.reshape(-1 if cells.size else 1, *cells.shape[-3:])
 
         return lowered.BlocksNode(self.size, table)
