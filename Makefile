@@ -119,9 +119,9 @@ sanitize: .venv/test
 	$(PY) -m cmake --build build/sanitize
 	CLEARHEAD_TEST_NATIVE="$$(ls build/sanitize/_native*.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	  $(PY) -m pytest --quiet -p no:xdist -k "compiled or glance or observed_again or tile_lists" \
+	  $(PY) -m pytest --quiet -p no:xdist -k "compiled or glance or observed_again or tile_lists or side_by_side" \
 	  tests/test_conformance.py tests/test_compiled.py tests/test_borders.py tests/test_glance.py tests/test_observed_again.py \
-	  tests/test_tile_lists.py
+	  tests/test_tile_lists.py tests/test_few_queries.py
 
 # The same source by the other compiler, which is macOS's.
 test-clang: .venv/test

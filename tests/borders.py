@@ -19,6 +19,7 @@ T, S, D, DV = 13, 11, 3, 2  # more queries than are taken for a step of decoding
 APART = 1501  # keys that nobody sees, more than two tiles of them
 LONG = 4096  # from here on queries go unmasked, and nothing is taken twice
 SHARING, D_SHARED = 3, 37  # heads that share their keys, few of them; a whole tile of features and some more
+ABREAST, D_ABREAST = 19, 16  # the same, so many that they go side by side, and features that are read where they lie
 WIDEST = 512
 
 
@@ -76,6 +77,9 @@ def shapes(axis: str, n: int, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     if axis.startswith("shared"):  # by few heads, for which the pieces of keys are the largest
         features, keys = (n, n + S) if axis.endswith("features") else (D_SHARED, n)
         return {"q": (SHARING, 1, features), "k": (1, keys, features), "v": (1, keys, features)}
+    if axis.startswith("abreast"):
+        features, keys = (n, n + S) if axis.endswith("features") else (D_ABREAST, n)
+        return {"q": (ABREAST, 1, features), "k": (1, keys, features), "v": (1, keys, features)}
     if axis == "seen keys":
         return {"q": (1, T, D), "k": (1, n + APART, D), "v": (1, n + APART, DV)}
     # several heads of one query each: two numbers alone say little of how far off the formula itself is
@@ -93,7 +97,7 @@ def cases(sizes: Sizes, dtypes: Iterable[str] = ("float32",)) -> list[Case]:
         counts = {n for size in named.values() for n in _around(axis, size)}
         for n in sorted(counts):
             laid: dict[str, dict[str, Any]] = {} if axis == "seen keys" else {"unmasked": {}}
-            short = n <= LONG and axis in ("queries", "decoded keys", "decoded heads", "shared keys")
+            short = n <= LONG and axis in ("queries", "decoded keys", "decoded heads", "shared keys", "abreast keys")
             if axis in ("keys", "seen keys") or short:
                 laid |= masks(axis, n if axis != "decoded heads" else sizes["decoded keys"]["piece"])
             for what, options in laid.items():

@@ -7,6 +7,7 @@ import mmap
 import time
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -130,12 +131,14 @@ def before_the_end(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-@pytest.mark.parametrize("dtype", [BFLOAT16, np.float16])
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 8, 16, 32, 33])
+# from some number on they go side by side on x86, fewer numbers where nothing is converted
+GROUPS = [*product([1, 2, 3, 4, 8, 15, 16, 32, 33, 49], [BFLOAT16, np.float16])]
+GROUPS += [*product([4, 11, 12, 16, 33, 49], [np.float32]), *product([4, 5, 6, 9, 25], [np.float64])]
+
+
+@pytest.mark.parametrize(("group", "dtype"), GROUPS)
 @pytest.mark.parametrize("laid", LAID)
-def test_heads_that_share_keys_of_half_precision(
-    laid: str, group: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_that_share_keys(laid: str, group: int, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for width, lengths in LENGTHS.items():
         for keys in lengths:
             q, k, v = halves(group, keys, width, dtype=dtype)
@@ -148,9 +151,9 @@ def test_heads_that_share_keys_of_half_precision(
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("dtype", [BFLOAT16, np.float16])
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.float16, np.float32])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("group", [1, 4, 17])
 def test_a_value_that_is_not_finite_spoils_its_own_feature(
     group: int, number: float, dtype: Any, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +174,7 @@ def test_a_value_that_is_not_finite_spoils_its_own_feature(
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("width", [5, 32, 40, 64, 128, 129])
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.float16, np.float32])
-@pytest.mark.parametrize(("group", "queries"), [(4, 2), (1, 1)])
+@pytest.mark.parametrize(("group", "queries"), [(4, 2), (1, 1), (8, 2)])
 def test_keys_may_end_where_memory_ends(
     group: int, queries: int, dtype: Any, width: int, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,9 +188,13 @@ def test_keys_may_end_where_memory_ends(
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-def test_shared_keys_give_the_same_whatever_the_threads(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.float32])
+@pytest.mark.parametrize("group", [4, 20])
+def test_shared_keys_give_the_same_whatever_the_threads(
+    group: int, dtype: Any, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled, "isa", isa)
-    q, k, v = halves(4, 3001, 72)
+    q, k, v = halves(group, 3001, 72, dtype=dtype)
     try:
         found = []
         for threads in (1, 2, 7):
@@ -197,3 +204,45 @@ def test_shared_keys_give_the_same_whatever_the_threads(isa: str, monkeypatch: p
         ch.set_threads(None)
     for other in found[1:]:
         np.testing.assert_array_equal(found[0], other)
+
+
+def between(array: np.ndarray, axis: int) -> np.ndarray:
+    """The same numbers in every other place along an axis of a larger array."""
+    room = np.full([2 * n if at == axis else n for at, n in enumerate(array.shape)], np.nan, array.dtype)
+    place = tuple(slice(None, None, 2) if at == axis else slice(None) for at in range(array.ndim))
+    room[place] = array
+    return room[place]
+
+
+# how keys and values may lie, beside one row after the other
+LYING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "heads between rows": lambda array: array.swapaxes(1, 2).copy().swapaxes(1, 2),
+    "room between rows": lambda array: between(array, 2),
+    "room between features": lambda array: between(array, 3),
+    "rows between features": lambda array: array.swapaxes(2, 3).copy().swapaxes(2, 3),
+    "backwards": lambda array: array[:, :, ::-1].copy()[:, :, ::-1],
+}
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.float32, np.float64])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_queries_side_by_side_read_keys_wherever_they_lie(
+    queries: int, dtype: Any, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "isa", isa)
+    for width in (16, 24, 64):
+        q, k, v = halves(18, 700, width, queries, dtype)
+        seen = ch.observe(q, k, v, mask=ch.causal(), kernel="compiled")
+        wanted = given(q, k, v, mask=ch.causal())
+        for name in ("output", "lse", "entropy", "max_score"):
+            check(getattr(seen, name), wanted[name], 700, f"{name}, {width} features")
+        for laid, lie in LYING.items():
+            again = ch.observe(q, lie(k), lie(v), mask=ch.causal(), kernel="compiled")
+            for name in ("output", "lse", "entropy", "max_score"):
+                np.testing.assert_array_equal(getattr(again, name), getattr(seen, name), f"{name}, {laid}, {width}")
+        for axis in (2, 3):  # one key for all, and one feature
+            same = np.broadcast_to(k.take([0], axis), k.shape)
+            mine = ch.attention(q, same, same, mask=ch.causal(), kernel="compiled")
+            copied = same.copy()
+            np.testing.assert_array_equal(mine, ch.attention(q, copied, copied, mask=ch.causal(), kernel="compiled"))

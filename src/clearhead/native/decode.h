@@ -3,8 +3,7 @@
 #pragma once
 #include <optional>
 
-#include "softmax.h"
-#include "stream.h"
+#include "abreast.h"
 #include "threads.h"
 
 namespace clearhead {
@@ -14,6 +13,7 @@ namespace CLEARHEAD_ISA {
 template <class T> constexpr int64_t kFewQueries = kPanel<T> / 2 < 8 ? kPanel<T> / 2 : 8;
 constexpr int64_t kPiece = 512;     // keys in a piece, for few rows; for more it is smaller, so that there are pieces for many
 constexpr int64_t kPieceRows = 4;   // threads. It depends on the call only, and so does the result.
+constexpr int64_t kPieces = 32;     // of a call in which queries go side by side, if there are keys for them
 constexpr int64_t kMuchToMerge = 1 << 16;  // numbers of pieces that are worth threads
 constexpr int kPowers = 4;          // vectors of exponentials side by side
 template <class T> constexpr bool kByTiles = kFewTiled && sizeof(T) == 4;
@@ -26,7 +26,19 @@ template <class T> inline bool decodes(const Call& call) {
 // Queries that share a key head.
 inline int64_t rows_of(const Call& call) { return call.group() * call.queries; }
 
-inline int64_t piece_of(const Call& call) {
+template <class T> inline bool by_tiles(const Call& call) { return kByTiles<T> && FewTiles::takes(call, rows_of(call)); }
+
+// Whether queries go side by side: there are enough of them, and what they are multiplied with fills a block.
+template <class T> inline bool side_by_side(const Call& call) {
+  const bool fills = call.features > 0 && rounded(call.width, kLanes<T>) >= kRows;
+  return fills && enough_abreast<T>(rows_of(call), call.k.type) && !by_tiles<T>(call);
+}
+
+template <class T> inline int64_t piece_of(const Call& call) {
+  if (side_by_side<T>(call)) {
+    const int64_t panels = (rows_of(call) + kPanel<T> - 1) / kPanel<T>, most = std::max(kPiece / panels / kShared, int64_t(1));
+    return std::clamp(rounded(call.batch * call.key_heads * call.keys / kPieces, kShared), kShared, most * kShared);
+  }
   const int64_t shares = (rows_of(call) + kPieceRows - 1) / kPieceRows;
   return std::max(kPiece / std::max<int64_t>(shares, 1) / kShared, int64_t(1)) * kShared;
 }
@@ -37,20 +49,25 @@ template <class T> struct Piece {
   bool seen = false;  // false: the row sees none of the keys
 };
 
-// What the scores of row (head h, query i) become after the product: scale, softcap, bias, mask. `allowed` is filled where
-// only some keys may be seen.
+// What the scores of row (head h, query i), `step` apart, become after the product, unless they are kept as they are: scale,
+// softcap, bias.
+template <class T>
+inline void shape_scores(const Call& call, int64_t b, int64_t h, int64_t i, int64_t j0, int64_t j1, T* s, int64_t step) {
+  const Bias& bias = call.bias;
+  for (int64_t j = j0; j < j1; ++j, s += step) {
+    T x = *s * T(call.scale);
+    if (call.softcap != 0) x = T(call.softcap) * std::tanh(x / T(call.softcap));
+    if (bias.length > 0) x += T(bias.by_distance[h * bias.length + bias.centre + bias.offset[b] + i - j]);
+    else if (bias.array) x += read<T>(bias.array.at(b, h) + i * bias.array.row + j * bias.array.col, bias.array.type);
+    *s = x;
+  }
+}
+
+// That and the mask; `allowed` is filled where only some keys may be seen.
 template <class T>
 inline void finish_scores(const Call& call, const Units<T>& units, int64_t b, int64_t h, int64_t i, int64_t j0, int64_t j1,
                           bool some, T* s, uint8_t* allowed) {
-  const Bias& bias = call.bias;
-  if (!units.raw)
-    for (int64_t j = j0; j < j1; ++j) {
-      T x = s[j - j0] * T(call.scale);
-      if (call.softcap != 0) x = T(call.softcap) * std::tanh(x / T(call.softcap));
-      if (bias.length > 0) x += T(bias.by_distance[h * bias.length + bias.centre + bias.offset[b] + i - j]);
-      else if (bias.array) x += read<T>(bias.array.at(b, h) + i * bias.array.row + j * bias.array.col, bias.array.type);
-      s[j - j0] = x;
-    }
+  if (!units.raw) shape_scores<T>(call, b, h, i, j0, j1, s, 1);
   if (!some) return;
   Mask(call, b, h).tile(i, i + 1, j0, j1, 1, allowed);
   for (int64_t j = j0; j < j1; ++j)
@@ -67,8 +84,7 @@ template <class T> inline Piece<T> exponentials(T* s, int64_t count, T factor) {
   for (int64_t k = 0; k < count; k += many * lanes)
     for (int x = 0; x < many; ++x) top[x] = max(top[x], load<T>(s + k + x * lanes));
   for (int x = 1; x < many; ++x) top[0] = max(top[0], top[x]);
-  piece.largest = top[0][0];
-  for (int x = 1; x < lanes; ++x) piece.largest = top[0][x] <= piece.largest ? piece.largest : top[0][x];  // NaN stays
+  piece.largest = largest<T>(top[0]);  // or less, where some are NaN: the total is NaN then
   const T shift = piece.largest == none ? T(0) : piece.largest;
   Vec<T> sums{}, spread{};
   for (int64_t k = 0; k < count; k += many * lanes) {
@@ -94,20 +110,33 @@ template <class T> struct DecodeRoom {
   std::vector<Verdict> verdicts;
   SharedRows<T> keys, values;
   std::conditional_t<kByTiles<T>, FewTiles, std::nullptr_t> tiles{};
-  bool by_tiles = false;
-  int64_t asked = -1;  // whose queries the tiles hold: a head of keys, counted over the batch
+  const bool by_tiles;
+  Abreast<T> abreast;
+  int64_t asked = -1;  // whose queries the tiles hold, or lie side by side: a head of keys, counted over the batch
 
   explicit DecodeRoom(const Call& call)
-      : verdicts(rows_of(call)), keys(call.k, call.features, rows_of(call), call.q.type), values(call.v, call.width, rows_of(call)) {
-    if constexpr (kByTiles<T>) by_tiles = tiles.begin(call, rows_of(call));
-    q.resize(by_tiles ? 0 : rows_of(call) * keys.columns());
-    s.resize(rounded(rows_of(call), by_tiles ? 4 : 1) * rounded(piece_of(call), kPowers * kLanes<T>));
+      : verdicts(rows_of(call)), keys(call.k, call.features, rows_of(call), call.q.type, side_by_side<T>(call)),
+        values(call.v, call.width, rows_of(call), -1, side_by_side<T>(call)), by_tiles(CLEARHEAD_ISA::by_tiles<T>(call)) {
+    const int64_t rows = rows_of(call), piece = piece_of<T>(call);
+    if constexpr (kByTiles<T>)
+      if (by_tiles) tiles.begin(call, rows);
+    if (side_by_side<T>(call)) abreast.begin(rows, call.features, values.columns(), piece);
+    if (side_by_side<T>(call) && call.mask.empty()) return;
+    q.resize(by_tiles ? 0 : rows * keys.columns());
+    s.resize(rounded(rows, by_tiles ? 4 : 1) * rounded(piece, kPowers * kLanes<T>));
     allowed.resize(call.mask.empty() ? 0 : s.size());
   }
+
+  int64_t bytes() const { return int64_t((q.size() + s.size()) * sizeof(T) + allowed.size()) + abreast.bytes(); }
 };
 
 // A query head that shares keys with others: that of row r.
 inline int64_t head_of(const Call& call, int64_t head, int64_t r) { return head * call.group() + r / call.queries; }
+
+// Where the query of row r lies.
+inline const char* query_at(const Call& call, int64_t b, int64_t head, int64_t r) {
+  return call.q.at(b, head_of(call, head, r)) + r % call.queries * call.q.row;
+}
 
 // What is read after the keys or the values of a piece: its values, and most often the keys that come next.
 inline const char* read_after(const Call& call, const char* next) { return call.k.row == call.v.row ? next : nullptr; }
@@ -118,7 +147,7 @@ void decode_products(const Call& call, int64_t b, int64_t head, int64_t j0, int6
   constexpr T none = -std::numeric_limits<T>::infinity();
   const int64_t rows = rows_of(call), features = room.keys.columns();
   const char* const keys = call.k.at(b, head) + j0 * call.k.row;
-  const auto query = [&](int64_t r) { return call.q.at(b, head_of(call, head, r)) + r % call.queries * call.q.row; };
+  const auto query = [&](int64_t r) { return query_at(call, b, head, r); };
   if constexpr (kByTiles<T>)
     if (room.by_tiles) {
       const int64_t asked = std::exchange(room.asked, b * call.key_heads + head);
@@ -155,6 +184,30 @@ bool decode_tiles(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
   return false;
 }
 
+// Keys [j0, j1) of a head for rows side by side, of which each sees them all.
+template <class T>
+void decode_abreast(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t j1, DecodeRoom<T>& room, Piece<T>* pieces,
+                    T* sums) {
+  const Units<T> units(call);
+  const int64_t here = b * call.key_heads + head;
+  const char *const keys = call.k.at(b, head) + j0 * call.k.row, *const values = call.v.at(b, head) + j0 * call.v.row;
+  if (std::exchange(room.asked, here) != here)
+    room.abreast.ask([&](int64_t r) { return query_at(call, b, head, r); }, call.q.type, call.q.col);
+  room.keys.each(keys, j1 - j0, read_after(call, values), [&](const char* at, int64_t stride, int64_t, int64_t from, int64_t some) {
+    room.abreast.score(at, stride, from, some);
+  });
+  for (int64_t r = 0; r < rows_of(call) && !units.raw; ++r)
+    shape_scores<T>(call, b, head_of(call, head, r), r % call.queries, j0, j1, room.abreast.score_of(r), kPanel<T>);
+  room.abreast.weigh(j1 - j0, units.factor, call.wanted.entropy, [&](int64_t r, const Rows<T>& found, int64_t lane) {
+    pieces[r] = {found.largest[lane], found.total[lane], found.weighted[lane], true};
+  });
+  const char* const next = read_after(call, call.k.at(b, head) + j1 * call.k.row);
+  room.values.each(values, j1 - j0, next, [&](const char* at, int64_t stride, int64_t, int64_t from, int64_t some) {
+    room.abreast.add(at, stride, from, some);
+  });
+  room.abreast.finish(sums);
+}
+
 // Keys [j0, j1) of a head, for all rows: their sums into `pieces`, their weighted values into `sums`, a row after the other.
 template <class T>
 void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t j1, DecodeRoom<T>& room, Piece<T>* pieces,
@@ -164,9 +217,13 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
   const int64_t count = rounded(j1 - j0, kPowers * kLanes<T>);  // room for each row
   std::optional<TileUnit> unit;
   if (room.by_tiles) unit.emplace();
-  std::fill_n(sums, rows * width, T(0));
-  for (int64_t r = 0; r < rows; ++r)
+  bool all = true;
+  for (int64_t r = 0; r < rows; ++r) {
     room.verdicts[r] = Mask(call, b, head_of(call, head, r)).decide(r % call.queries, r % call.queries + 1, j0, j1);
+    all = all && room.verdicts[r] == kAll;
+  }
+  if (all && side_by_side<T>(call)) return decode_abreast<T>(call, b, head, j0, j1, room, pieces, sums);
+  std::fill_n(sums, rows * width, T(0));
   decode_products<T>(call, b, head, j0, j1, count, room);
   const auto allowed_to = [&](int64_t r) { return room.verdicts[r] == kSome ? room.allowed.data() + r * count : nullptr; };
   for (int64_t r = 0; r < rows; ++r) {
@@ -196,24 +253,36 @@ void decode_piece(const Call& call, int64_t b, int64_t head, int64_t j0, int64_t
     for (int64_t r = 0; r < rows; ++r) join_row<T>(sums + r * width, width);
 }
 
-// Pieces of one row, `step` apart, merged in their order into the first that is not empty; where it is.
-template <class T> int64_t merged(Piece<T>* pieces, T* sums, int64_t count, int64_t step, int64_t width, T factor) {
-  int64_t into = -1;
+// Pieces of one row, `step` apart, merged into the first that is not empty; where it is. `worths` has room for each.
+template <class T>
+int64_t merged(Piece<T>* pieces, T* sums, int64_t count, int64_t step, int64_t width, T factor, std::vector<T>& worths) {
+  constexpr T none = -std::numeric_limits<T>::infinity();
+  int64_t into = -1, full = 0;
+  T largest = none;
   for (int64_t n = 0; n < count; ++n) {
-    const Piece<T>& next = pieces[n * step];
-    if (!next.seen || (next.total == 0 && into >= 0)) continue;
-    if (into < 0 || pieces[into * step].total == 0) { into = n; continue; }
-    Piece<T>& whole = pieces[into * step];
-    const T largest = std::max(whole.largest, next.largest);
-    const T mine = (whole.largest - largest) * factor, theirs = (next.largest - largest) * factor;
-    const T my_worth = std::exp2(mine), their_worth = std::exp2(theirs);
-    whole.weighted = my_worth * (whole.weighted + whole.total * mine) + their_worth * (next.weighted + next.total * theirs);
-    whole.total = whole.total * my_worth + next.total * their_worth;
-    T* const sum = sums + into * step * width;
-    const T* const more = sums + n * step * width;
-    for (int64_t c = 0; c < width; ++c) sum[c] = sum[c] * my_worth + more[c] * their_worth;
-    whole.largest = largest;
+    const Piece<T>& piece = pieces[n * step];
+    if (!piece.seen) continue;
+    if (into < 0 || (piece.total != 0 && !full)) into = n;
+    if (piece.total != 0) ++full, largest = std::max(largest, piece.largest);
   }
+  if (full < 2) return into;
+  Piece<T> whole{largest, 0, 0, true};
+  for (int64_t n = 0; n < count; ++n) {
+    const Piece<T>& piece = pieces[n * step];
+    const bool empty = !piece.seen || piece.total == 0;
+    const T apart = empty ? none : (piece.largest - largest) * factor;
+    worths[n] = empty ? T(0) : std::exp2(apart);
+    if (empty) continue;
+    whole.weighted += worths[n] * (piece.weighted + piece.total * apart);
+    whole.total += worths[n] * piece.total;
+  }
+  for (int64_t c = 0; c < width; c += kLanes<T>) {
+    Vec<T> sum{};
+    for (int64_t n = into; n < count; ++n)
+      if (pieces[n * step].seen && pieces[n * step].total != 0) sum += worths[n] * load<T>(sums + n * step * width + c);
+    store<T>(sums + into * step * width + c, sum);
+  }
+  pieces[into * step] = whole;
   return into;
 }
 
@@ -228,7 +297,7 @@ template <class T> void write_query(const Call& call, int64_t b, int64_t h, int6
 struct Part { int64_t head, low, high; };  // a head of keys, counted over the batch, and some of its keys
 
 // The pieces of all heads that somebody sees, those of one head together; `first` says where each head's begin.
-inline std::vector<Part> pieces_seen(const Call& call, std::vector<int64_t>& first) {
+template <class T> std::vector<Part> pieces_seen(const Call& call, std::vector<int64_t>& first) {
   std::vector<Part> parts;
   for (int64_t n = 0; n < call.batch * call.key_heads; ++n) {
     first.push_back(int64_t(parts.size()));
@@ -238,8 +307,8 @@ inline std::vector<Part> pieces_seen(const Call& call, std::vector<int64_t>& fir
       const Span span = Mask(call, b, h).span(0, call.queries);
       if (span.low < span.high) low = std::min(low, span.low), high = std::max(high, span.high);
     }
-    for (int64_t j0 = low; j0 < high; j0 += piece_of(call)) {
-      const int64_t j1 = std::min(j0 + piece_of(call), high);
+    for (int64_t j0 = low; j0 < high; j0 += piece_of<T>(call)) {
+      const int64_t j1 = std::min(j0 + piece_of<T>(call), high);
       bool seen = false;
       for (int64_t h = h0; !seen && h < h0 + call.group(); ++h)
         seen = Mask(call, b, h).decide(0, call.queries, j0, j1) != kNone;
@@ -254,23 +323,28 @@ template <class T> void decode(const Call& call, int threads) {
   const int64_t heads = call.batch * call.key_heads, rows = rows_of(call);
   const int64_t width = rounded(std::max<int64_t>(call.width, 1), kLanes<T>);
   std::vector<int64_t> first;
-  const std::vector<Part> parts = pieces_seen(call, first);
+  const std::vector<Part> parts = pieces_seen<T>(call, first);
   std::vector<Piece<T>> pieces(parts.size() * rows);
   Buffer<T> sums;
   sums.resize(pieces.size() * width);
-  call.uses(int64_t(pieces.size() * sizeof(Piece<T>) + sums.size() * sizeof(T)));
+  std::atomic<int64_t> rooms{0};
   parallel(call, int64_t(parts.size()), threads, [&](int) {
-    return [&, room = std::make_unique<DecodeRoom<T>>(call)](int64_t task) {
+    auto room = std::make_unique<DecodeRoom<T>>(call);
+    rooms += room->bytes();
+    return [&, room = std::move(room)](int64_t task) {
       const Part& part = parts[task];
       decode_piece<T>(call, part.head / call.key_heads, part.head % call.key_heads, part.low, part.high, *room,
                       pieces.data() + task * rows, sums.data() + task * rows * width);
     };
   });
+  call.uses(int64_t(pieces.size() * sizeof(Piece<T>) + sums.size() * sizeof(T)) + rooms);
   const auto end = [&](int64_t n) {
+    const int64_t many = first[n + 1] - first[n];
+    std::vector<T> worths(many);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t at = first[n] * rows + r;
-      const int64_t into = merged<T>(pieces.data() + at, sums.data() + at * width, first[n + 1] - first[n], rows, width,
-                                     Units<T>(call).factor);
+      const int64_t into =
+          merged<T>(pieces.data() + at, sums.data() + at * width, many, rows, width, Units<T>(call).factor, worths);
       std::vector<T> nothing(into < 0 ? width : 0, T(0));
       write_query<T>(call, n / call.key_heads, n % call.key_heads * call.group() + r / call.queries, r % call.queries,
                      into < 0 ? Piece<T>() : pieces[at + into * rows],

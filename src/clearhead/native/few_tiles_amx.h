@@ -92,9 +92,12 @@ class FewTiles {
   static constexpr int64_t kLeast = 2;  // queries that share keys: one alone waits for memory more than for arithmetic
 
   // True where a call's products go this way; `rows` are the queries that share keys.
-  bool begin(const Call& call, int64_t rows) {
+  static bool takes(const Call& call, int64_t rows) {
     if (call.wide || call.q.type != kBFloat16 || call.k.type != kBFloat16 || call.v.type != kBFloat16) return false;
-    if (rows < kLeast || call.k.col != 2 || call.v.col != 2 || !call.features || !call.width) return false;
+    return rows >= kLeast && call.k.col == 2 && call.v.col == 2 && call.features && call.width;
+  }
+
+  void begin(const Call& call, int64_t rows) {
     count_ = rows, width_ = call.width;
     keys_.begin(call.features);
     values_.begin(call.width);
@@ -102,7 +105,6 @@ class FewTiles {
     row_.assign(keys_.depth() * kTileDepth, uint16_t(0));
     products_.resize(kTileStretch * kTileRows);
     weights_.resize(kTileStretch * kTileRows);
-    return true;
   }
 
   // Query r of those that follow, from where it lies.

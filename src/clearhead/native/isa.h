@@ -100,17 +100,33 @@ template <class T> struct Spread {
 };
 
 template <class T> inline T sum(Vec<T> v) {
+#if defined(CLEARHEAD_AVX512)
+  if constexpr (sizeof(T) == 4) return _mm512_reduce_add_ps(v);
+  else return _mm512_reduce_add_pd(v);
+#elif defined(CLEARHEAD_AVX2)
+  if constexpr (sizeof(T) == 4) {
+    const __m128 four = _mm256_castps256_ps128(v) + _mm256_extractf128_ps(v, 1), two = four + _mm_movehl_ps(four, four);
+    return two[0] + two[1];
+  }
+#endif
   T total = 0;
   for (int i = 0; i < kLanes<T>; ++i) total += v[i];
   return total;
 }
 
-// The largest of its numbers, none of them NaN.
+// The largest of its numbers; any where one of them is NaN.
 template <class T> inline T largest(Vec<T> v) {
 #if defined(CLEARHEAD_NEON)
   if constexpr (sizeof(T) == 4) return vmaxvq_f32(v);
 #elif defined(CLEARHEAD_AVX512)
   if constexpr (sizeof(T) == 4) return _mm512_reduce_max_ps(v);
+  else return _mm512_reduce_max_pd(v);
+#elif defined(CLEARHEAD_AVX2)
+  if constexpr (sizeof(T) == 4) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return two[0] > two[1] ? two[0] : two[1];
+  }
 #endif
   T top = v[0];
   for (int i = 1; i < kLanes<T>; ++i) top = v[i] > top ? v[i] : top;

@@ -303,6 +303,13 @@ template <class T> std::vector<Size> sizes_as() {
           {"decoded features", "four", 4 * lanes},
           {"decoded features", "eight", 8 * lanes},
           {"decoded features", "stretch", kStretch * lanes}};
+  if (kAsItLies)
+    for (const Size& size : {Size{"decoded heads", "abreast", kAbreast<T>}, Size{"decoded heads", "lanes", lanes},
+                             Size{"decoded heads", "panel", panel}, Size{"abreast keys", "rows", kRows},
+                             Size{"abreast keys", "strip", kStripRows}, Size{"abreast keys", "shared", kShared},
+                             Size{"abreast keys", "piece", kPieces * kShared}, Size{"abreast features", "lanes", lanes},
+                             Size{"abreast features", "four", 4 * lanes}})
+      found.push_back(size);
   if (kDotted<kBFloat16> || kDotted<kFloat16>) found.push_back({"decoded features", "dots", 2 * kStretch * lanes});
   if (kByTiles<T>)
     for (const Size& size : {Size{"shared keys", "tile_rows", kTileRows}, Size{"shared keys", "tile_stretch", kTileStretch},

@@ -60,6 +60,10 @@ template <class T> inline void read_row(const char* p, int type, int64_t stride,
 
 // The same the other way.
 template <class T> inline void write_row(const T* row, int64_t count, char* p, int type, int64_t stride) {
+  if (stride == int64_t(sizeof(T)) && type == kOwn<T>) {
+    std::memcpy(p, row, count * sizeof(T));
+    return;
+  }
   int64_t i = 0;
   if constexpr (sizeof(T) == 4)
     if (stride == 2 && (type == kFloat16 || type == kBFloat16))

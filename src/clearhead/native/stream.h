@@ -340,43 +340,5 @@ template <class T> struct Streaming {
   }
 };
 
-// Rows of a view, in stretches that can be streamed: `act(rows, stride, ahead, from, count)` for each. After the last of them those
-// from `next` on are read; null where that is not known. Rows that do not stream as they lie are copied, filled up with zeros to
-// `columns`; so are those of another type that many queries read.
-template <class T> class SharedRows {
- public:
-  SharedRows(const View& view, int64_t columns, int64_t queries, int query_type = -1)
-      : view_(view), real_(columns), columns_(std::max<int64_t>(rounded(columns, kLanes<T>), kLanes<T>)), one_(queries == 1),
-        copied_(!Streaming<T>::takes(view, columns) || (queries > read_again(view.type) && view.type != kOwn<T>)),
-        stream_(copied_ ? kOwn<T> : view.type, columns_) {
-    if (query_type == view.type && Streaming<T>::takes(view, columns) && stream_.dot(view.type, columns_)) copied_ = false;
-    if (copied_) rows_.resize(kShared * columns_), std::fill_n(rows_.data(), kShared * columns_, T(0));
-  }
-
-  int64_t columns() const { return columns_; }
-  const Streaming<T>& stream() const { return stream_; }
-
-  template <class Act> void each(const char* rows, int64_t count, const char* next, Act act) {
-    for (int64_t from = 0, step = one_ && !copied_ ? count : kShared; from < count; from += step) {
-      const int64_t some = std::min(step, count - from);
-      if (!copied_) {
-        const char* const here = rows + from * view_.row;
-        act(here, view_.row, next && from + some == count ? next - here : some * view_.row, from, some);
-        continue;
-      }
-      for (int64_t r = 0; r < some; ++r)
-        read_row<T>(rows + (from + r) * view_.row, view_.type, view_.col, real_, rows_.data() + r * columns_);
-      act(reinterpret_cast<const char*>(rows_.data()), columns_ * int64_t(sizeof(T)), 0, from, some);
-    }
-  }
-
- private:
-  const View& view_;
-  int64_t real_, columns_;
-  bool one_, copied_;
-  Streaming<T> stream_;
-  Buffer<T> rows_;
-};
-
 }  // namespace CLEARHEAD_ISA
 }  // namespace clearhead

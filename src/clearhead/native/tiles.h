@@ -30,7 +30,9 @@ constexpr bool kTiled = false, kTiledValues = false;  // nothing of this is used
 constexpr bool kFewTiled = true;
 #else
 constexpr bool kFewTiled = false;
-struct FewTiles {};  // keys and values as they lie are for AMX alone
+struct FewTiles {  // keys and values as they lie are for AMX alone
+  static bool takes(const Call&, int64_t) { return false; }
+};
 constexpr int64_t kTileStretch = 0;
 #endif
 // kTileKeys × kTileWide weights, in two parts, stay in the first cache while they are multiplied with all features.
