@@ -246,3 +246,14 @@ def test_queries_side_by_side_read_keys_wherever_they_lie(
             mine = ch.attention(q, same, same, mask=ch.causal(), kernel="compiled")
             copied = same.copy()
             np.testing.assert_array_equal(mine, ch.attention(q, copied, copied, mask=ch.causal(), kernel="compiled"))
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("seen", [300, 2000])
+def test_a_cache_with_room_for_more_is_shared_among_threads_like_a_full_one(
+    seen: int, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "isa", isa)
+    q = np.random.default_rng(3).standard_normal((32, 1, 64), dtype=np.float32)
+    full = ch.attention(q, K[:, :seen], V[:, :seen], kernel="compiled")
+    np.testing.assert_array_equal(ch.attention(q, K, V, mask=ch.lengths(seen), kernel="compiled"), full)

@@ -34,10 +34,11 @@ template <class T> inline bool side_by_side(const Call& call) {
   return fills && enough_abreast<T>(rows_of(call), call.k.type) && !by_tiles<T>(call);
 }
 
-template <class T> inline int64_t piece_of(const Call& call) {
+// Keys in a piece, of so many that are seen in all heads together.
+template <class T> inline int64_t piece_of(const Call& call, int64_t seen) {
   if (side_by_side<T>(call)) {
     const int64_t panels = (rows_of(call) + kPanel<T> - 1) / kPanel<T>, most = std::max(kPiece / panels / kShared, int64_t(1));
-    return std::clamp(rounded(call.batch * call.key_heads * call.keys / kPieces, kShared), kShared, most * kShared);
+    return std::clamp(rounded(seen / kPieces, kShared), kShared, most * kShared);
   }
   const int64_t shares = (rows_of(call) + kPieceRows - 1) / kPieceRows;
   return std::max(kPiece / std::max<int64_t>(shares, 1) / kShared, int64_t(1)) * kShared;
@@ -114,10 +115,10 @@ template <class T> struct DecodeRoom {
   Abreast<T> abreast;
   int64_t asked = -1;  // whose queries the tiles hold, or lie side by side: a head of keys, counted over the batch
 
-  explicit DecodeRoom(const Call& call)
+  DecodeRoom(const Call& call, int64_t piece)
       : verdicts(rows_of(call)), keys(call.k, call.features, rows_of(call), call.q.type, side_by_side<T>(call)),
         values(call.v, call.width, rows_of(call), -1, side_by_side<T>(call)), by_tiles(CLEARHEAD_ISA::by_tiles<T>(call)) {
-    const int64_t rows = rows_of(call), piece = piece_of<T>(call);
+    const int64_t rows = rows_of(call);
     if constexpr (kByTiles<T>)
       if (by_tiles) tiles.begin(call, rows);
     if (side_by_side<T>(call)) abreast.begin(rows, call.features, values.columns(), piece);
@@ -127,7 +128,9 @@ template <class T> struct DecodeRoom {
     allowed.resize(call.mask.empty() ? 0 : s.size());
   }
 
-  int64_t bytes() const { return int64_t((q.size() + s.size()) * sizeof(T) + allowed.size()) + abreast.bytes(); }
+  int64_t bytes() const {
+    return int64_t((q.size() + s.size()) * sizeof(T) + allowed.size()) + abreast.bytes() + keys.bytes() + values.bytes();
+  }
 };
 
 // A query head that shares keys with others: that of row r.
@@ -296,19 +299,29 @@ template <class T> void write_query(const Call& call, int64_t b, int64_t h, int6
 
 struct Part { int64_t head, low, high; };  // a head of keys, counted over the batch, and some of its keys
 
-// The pieces of all heads that somebody sees, those of one head together; `first` says where each head's begin.
-template <class T> std::vector<Part> pieces_seen(const Call& call, std::vector<int64_t>& first) {
-  std::vector<Part> parts;
+// For each head of keys, from the first that somebody sees to the last.
+inline std::vector<Span> spans_seen(const Call& call) {
+  std::vector<Span> spans;
   for (int64_t n = 0; n < call.batch * call.key_heads; ++n) {
-    first.push_back(int64_t(parts.size()));
     const int64_t b = n / call.key_heads, h0 = n % call.key_heads * call.group();
-    int64_t low = call.keys, high = 0;
+    Span whole{call.keys, 0};
     for (int64_t h = h0; h < h0 + call.group(); ++h) {
       const Span span = Mask(call, b, h).span(0, call.queries);
-      if (span.low < span.high) low = std::min(low, span.low), high = std::max(high, span.high);
+      if (span.low < span.high) whole.low = std::min(whole.low, span.low), whole.high = std::max(whole.high, span.high);
     }
-    for (int64_t j0 = low; j0 < high; j0 += piece_of<T>(call)) {
-      const int64_t j1 = std::min(j0 + piece_of<T>(call), high);
+    spans.push_back(whole);
+  }
+  return spans;
+}
+
+// The pieces of all heads that somebody sees, those of one head together; `first` says where each head's begin.
+inline std::vector<Part> pieces_seen(const Call& call, const std::vector<Span>& spans, int64_t piece, std::vector<int64_t>& first) {
+  std::vector<Part> parts;
+  for (int64_t n = 0; n < int64_t(spans.size()); ++n) {
+    first.push_back(int64_t(parts.size()));
+    const int64_t b = n / call.key_heads, h0 = n % call.key_heads * call.group();
+    for (int64_t j0 = spans[n].low; j0 < spans[n].high; j0 += piece) {
+      const int64_t j1 = std::min(j0 + piece, spans[n].high);
       bool seen = false;
       for (int64_t h = h0; !seen && h < h0 + call.group(); ++h)
         seen = Mask(call, b, h).decide(0, call.queries, j0, j1) != kNone;
@@ -322,22 +335,26 @@ template <class T> std::vector<Part> pieces_seen(const Call& call, std::vector<i
 template <class T> void decode(const Call& call, int threads) {
   const int64_t heads = call.batch * call.key_heads, rows = rows_of(call);
   const int64_t width = rounded(std::max<int64_t>(call.width, 1), kLanes<T>);
+  const std::vector<Span> spans = spans_seen(call);
+  const auto add = [](int64_t sum, const Span& span) { return sum + std::max<int64_t>(span.high - span.low, 0); };
+  const int64_t piece = piece_of<T>(call, std::accumulate(spans.begin(), spans.end(), int64_t(0), add));
   std::vector<int64_t> first;
-  const std::vector<Part> parts = pieces_seen<T>(call, first);
+  const std::vector<Part> parts = pieces_seen(call, spans, piece, first);
   std::vector<Piece<T>> pieces(parts.size() * rows);
   Buffer<T> sums;
   sums.resize(pieces.size() * width);
-  std::atomic<int64_t> rooms{0};
+  std::atomic<int64_t> each{0};  // bytes of a thread's room
   parallel(call, int64_t(parts.size()), threads, [&](int) {
-    auto room = std::make_unique<DecodeRoom<T>>(call);
-    rooms += room->bytes();
+    auto room = std::make_unique<DecodeRoom<T>>(call, piece);
+    each = room->bytes();
     return [&, room = std::move(room)](int64_t task) {
       const Part& part = parts[task];
       decode_piece<T>(call, part.head / call.key_heads, part.head % call.key_heads, part.low, part.high, *room,
                       pieces.data() + task * rows, sums.data() + task * rows * width);
     };
   });
-  call.uses(int64_t(pieces.size() * sizeof(Piece<T>) + sums.size() * sizeof(T)) + rooms);
+  const int64_t rooms = std::min<int64_t>(threads, int64_t(parts.size()));
+  call.uses(int64_t(pieces.size() * sizeof(Piece<T>) + sums.size() * sizeof(T)) + rooms * each);
   const auto end = [&](int64_t n) {
     const int64_t many = first[n + 1] - first[n];
     std::vector<T> worths(many);

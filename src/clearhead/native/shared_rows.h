@@ -25,6 +25,7 @@ template <class T> class SharedRows {
 
   int64_t columns() const { return columns_; }
   const Streaming<T>& stream() const { return stream_; }
+  int64_t bytes() const { return int64_t(rows_.size() * sizeof(T)); }
 
   template <class Act> void each(const char* rows, int64_t count, const char* next, Act act) {
     for (int64_t from = 0, step = one_ && !copied_ ? count : kShared; from < count; from += step) {
