@@ -98,8 +98,8 @@ template <class T> inline Piece<T> exponentials(T* s, int64_t count, T factor) {
       store<T>(s + k + x * lanes, e[x]);
     }
   }
-  piece.total = sum<T>(sums);
-  piece.weighted = sum<T>(spread);
+  piece.total = sum_by_halves<T>(sums);
+  piece.weighted = sum_by_halves<T>(spread);
   piece.seen = true;
   return piece;
 }

@@ -100,6 +100,13 @@ template <class T> struct Spread {
 };
 
 template <class T> inline T sum(Vec<T> v) {
+  T total = 0;
+  for (int i = 0; i < kLanes<T>; ++i) total += v[i];
+  return total;
+}
+
+// The same by halves, which takes a fraction of the time; but a score of few features is then not the one that gradients see.
+template <class T> inline T sum_by_halves(Vec<T> v) {
 #if defined(CLEARHEAD_AVX512)
   if constexpr (sizeof(T) == 4) return _mm512_reduce_add_ps(v);
   else return _mm512_reduce_add_pd(v);
@@ -109,9 +116,7 @@ template <class T> inline T sum(Vec<T> v) {
     return two[0] + two[1];
   }
 #endif
-  T total = 0;
-  for (int i = 0; i < kLanes<T>; ++i) total += v[i];
-  return total;
+  return sum<T>(v);
 }
 
 // The largest of its numbers; any where one of them is NaN.
