@@ -240,12 +240,24 @@ def test_queries_side_by_side_read_keys_wherever_they_lie(
         for laid, lie in LYING.items():
             again = ch.observe(q, lie(k), lie(v), mask=ch.causal(), kernel="compiled")
             for name in ("output", "lse", "entropy", "max_score"):
-                np.testing.assert_array_equal(getattr(again, name), getattr(seen, name), f"{name}, {laid}, {width}")
+                found, what = getattr(again, name), f"{name}, {laid}, {width} features"
+                if tiled(isa, dtype) and laid.endswith("between features"):
+                    check(found, wanted[name], 700, what)
+                else:
+                    np.testing.assert_array_equal(found, getattr(seen, name), what)
         for axis in (2, 3):  # one key for all, and one feature
             same = np.broadcast_to(k.take([0], axis), k.shape)
             mine = ch.attention(q, same, same, mask=ch.causal(), kernel="compiled")
+            if axis == 3 and tiled(isa, dtype):
+                check(mine, given(q, same, same, mask=ch.causal())["output"], 700, f"one feature, {width} times")
+                continue
             copied = same.copy()
             np.testing.assert_array_equal(mine, ch.attention(q, copied, copied, mask=ch.causal(), kernel="compiled"))
+
+
+def tiled(isa: str, dtype: Any) -> bool:
+    """True where tiles multiply features that lie side by side, and vectors the others, in another order."""
+    return isa == "amx" and dtype == BFLOAT16
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)

@@ -314,6 +314,24 @@ def test_donated_buffers() -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("jit", [False, True], ids=["as it is", "jit"])
+@pytest.mark.parametrize("queries", [1, 2, 3, 4, 7])
+def test_gradients_of_few_queries_see_the_scores_that_the_output_saw(queries: int, jit: bool) -> None:
+    """Of scores of 10⁴, the last digits are tenths of a weight: added up in another order they are other scores."""
+    numbers = np.random.default_rng(queries)
+    q, k, v = (numbers.standard_normal((4, n, 64), dtype=np.float32) for n in (queries, 700, 700))
+    q *= 300
+    dout = numbers.standard_normal(q.shape, dtype=np.float32)
+
+    def loss(*arrays: jax.Array) -> jax.Array:
+        return jnp.vdot(ch.attention(*arrays, kernel="compiled"), dout)
+
+    found = (jax.jit if jit else lambda call: call)(jax.grad(loss, argnums=(0, 1, 2)))(*map(jnp.asarray, (q, k, v)))
+    for got, expected in zip(found, ch.gradients(q, k, v, dout, kernel="compiled")[:3], strict=True):
+        # XLA's own steps take numbers below the smallest normal one for 0
+        np.testing.assert_allclose(got, expected, rtol=0, atol=np.finfo(np.float32).tiny)
+
+
 def test_half_precision_and_no_rounding_before_gradients() -> None:
     q, k, v, dout = (a.astype(jnp.bfloat16) for a in (Q, K, V, DOUT))
     output, pull = jax.vjp(lambda *a: ch.attention(*a, mask=ch.causal(), kernel="compiled"), q, k, v)

@@ -87,7 +87,7 @@ template <class T> class Abreast {
   }
 
   // sums[query][column] of all that was added.
-  void finish(T* sums) const {
+  void finish(T* sums) {
     const T* columns[lanes];
     for (int64_t c = 0; c < columns_; c += lanes)
       for (int64_t p = 0; p < panels_; ++p) {
@@ -101,7 +101,6 @@ template <class T> class Abreast {
   int vecs(int64_t p) const { return int((count(p) + lanes - 1) / lanes); }
   T* scores(int64_t p) { return s_.data() + p * apart_; }
   T* values(int64_t p) { return values_.data() + p * panel * rounded(columns_, kRows); }
-  const T* values(int64_t p) const { return values_.data() + p * panel * rounded(columns_, kRows); }
 
   // Where a column's sums are.
   int64_t place(int64_t c) const {

@@ -166,7 +166,7 @@ Described::Described(const int64_t* numbers, int64_t count, double scale, double
   for (int64_t& size : batch) call.batch *= size = reader.number();
   for (int64_t* size : {&call.heads, &call.key_heads, &call.queries, &call.keys, &call.features, &call.width})
     *size = reader.number();
-  call.wide = reader.number() != 0;
+  call.wide = reader.number() != 0, call.panels = reader.number() != 0;
   wanted = int(std::min<int64_t>(reader.number(), 1 << 20));
   call.softcap = softcap;
   call.q = view(reader.array(), batch), call.k = view(reader.array(), batch), call.v = view(reader.array(), batch);

@@ -30,12 +30,11 @@ template <class T> class SharedRows {
   template <class Act> void each(const char* rows, int64_t count, const char* next, Act act) {
     for (int64_t from = 0, step = one_ && !copied_ ? count : kShared; from < count; from += step) {
       const int64_t some = std::min(step, count - from);
+      const char* const here = rows + from * view_.row;
       if (!copied_) {
-        const char* const here = rows + from * view_.row;
         act(here, view_.row, next && from + some == count ? next - here : some * view_.row, from, some);
         continue;
       }
-      const char* const here = rows + from * view_.row;
       const bool dense = view_.col > 0 && view_.col <= int64_t(sizeof(double)) && real_ > 0;  // of others a line each is asked for
       const char* const after = from + some < count ? here + some * view_.row : next ? next : here;
       const Soon soon(here, view_.row, some, dense ? view_.col * real_ : 1, after);

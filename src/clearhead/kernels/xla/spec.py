@@ -164,7 +164,8 @@ class Spec:
         grid = self.grid
         found = [int(back), len(self.batch), *self.batch]
         found += [grid.heads, self.key_heads, grid.queries, grid.keys, self.features, self.width]
-        found += [int(self.dtype == "float64"), self.wanted_threads, int(with_lse), int(self.scale is None)]
+        found += [int(self.dtype == "float64"), int(self.unrounded), self.wanted_threads]
+        found += [int(with_lse), int(self.scale is None)]
         found += [int(self.sinks), *self.bias, len(self.nodes)]
         for node in self.nodes:
             found += [node.kind, node.left, node.right, node.constant, len(node.fields)]
