@@ -13,7 +13,8 @@ namespace CLEARHEAD_ISA {
 template <class T> constexpr int64_t kFewQueries = kPanel<T> / 2 < 8 ? kPanel<T> / 2 : 8;
 constexpr int64_t kPiece = 512;     // keys in a piece, for few rows; for more it is smaller, so that there are pieces for many
 constexpr int64_t kPieceRows = 4;   // threads. It depends on the call only, and so does the result.
-constexpr int64_t kPieces = 32;     // of a call in which queries go side by side, if there are keys for them
+constexpr int64_t kPieces = 32;     // of a call with many queries to a key head, if there are keys for them
+constexpr int64_t kPieceScores = 1 << 14;  // that stay in the second cache
 constexpr int64_t kMuchToMerge = 1 << 16;  // numbers of pieces that are worth threads
 constexpr int kPowers = 4;          // vectors of exponentials side by side
 template <class T> constexpr bool kByTiles = kFewTiled && sizeof(T) == 4;
@@ -40,8 +41,10 @@ template <class T> inline int64_t piece_of(const Call& call, int64_t seen) {
     const int64_t panels = (rows_of(call) + kPanel<T> - 1) / kPanel<T>, most = std::max(kPiece / panels / kShared, int64_t(1));
     return std::clamp(rounded(seen / kPieces, kShared), kShared, most * kShared);
   }
-  const int64_t shares = (rows_of(call) + kPieceRows - 1) / kPieceRows;
-  return std::max(kPiece / std::max<int64_t>(shares, 1) / kShared, int64_t(1)) * kShared;
+  const int64_t shares = std::max<int64_t>((rows_of(call) + kPieceRows - 1) / kPieceRows, 1);
+  const int64_t least = std::max(kPiece / shares / kShared, int64_t(1)) * kShared;
+  const int64_t most = std::min(kPiece, kPieceScores / rows_of(call) / kShared * kShared);
+  return std::clamp(rounded(seen / kPieces, kShared), least, std::max(least, most));
 }
 
 // The sums over one piece of keys, for one row: as in `softmax.h`. Its weighted values lie elsewhere.
@@ -355,22 +358,18 @@ template <class T> void decode(const Call& call, int threads) {
   });
   const int64_t rooms = std::min<int64_t>(threads, int64_t(parts.size()));
   call.uses(int64_t(pieces.size() * sizeof(Piece<T>) + sums.size() * sizeof(T)) + rooms * each);
-  const auto end = [&](int64_t n) {
-    const int64_t many = first[n + 1] - first[n];
+  const auto end = [&](int64_t task) {
+    const int64_t n = task / rows, r = task % rows, many = first[n + 1] - first[n], at = first[n] * rows + r;
     std::vector<T> worths(many);
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t at = first[n] * rows + r;
-      const int64_t into =
-          merged<T>(pieces.data() + at, sums.data() + at * width, many, rows, width, Units<T>(call).factor, worths);
-      std::vector<T> nothing(into < 0 ? width : 0, T(0));
-      write_query<T>(call, n / call.key_heads, n % call.key_heads * call.group() + r / call.queries, r % call.queries,
-                     into < 0 ? Piece<T>() : pieces[at + into * rows],
-                     into < 0 ? nothing.data() : sums.data() + (at + into * rows) * width);
-    }
+    const int64_t into = merged<T>(pieces.data() + at, sums.data() + at * width, many, rows, width, Units<T>(call).factor, worths);
+    std::vector<T> nothing(into < 0 ? width : 0, T(0));
+    write_query<T>(call, n / call.key_heads, n % call.key_heads * call.group() + r / call.queries, r % call.queries,
+                   into < 0 ? Piece<T>() : pieces[at + into * rows],
+                   into < 0 ? nothing.data() : sums.data() + (at + into * rows) * width);
   };
-  if (int64_t(sums.size()) >= kMuchToMerge) parallel(call, heads, threads, [&](int) { return end; });
+  if (int64_t(sums.size()) >= kMuchToMerge) parallel(call, heads * rows, threads, [&](int) { return end; });
   else
-    for (int64_t n = 0; n < heads; ++n) end(n);
+    for (int64_t task = 0; task < heads * rows; ++task) end(task);
 }
 
 }  // namespace CLEARHEAD_ISA
