@@ -132,8 +132,9 @@ def attention(
             return output
     found = problem.found  # the same of the problem to be differentiated
     output = problem.restore(_run(chosen, problem, kernel).output)
-    if quick and "recorded" in found and settled(problem):
-        _remember(attended_kind(q, k, v, mask, scale), chosen, problem)
+    kind = attended_kind(q, k, v, mask, scale) if quick and "recorded" in found and settled(problem) else None
+    if kind is not None:
+        _remember(kind, chosen, problem)
     if plain and kernel is None and "program" in problem.found:
         remember_program(problem, sys.modules["jax"].jit(problem.found["program"]))
     return output
@@ -305,7 +306,7 @@ def _remember(kind: Any, kernel: Kernel, problem: Problem) -> None:
 
         problem = problem.to_be_differentiated()
         again = Trained.of(problem, choose_gradients(problem, kernel), run.Learnt(*problem.found["recorded"]))
-    if kind is not None and again is not None:
+    if again is not None:
         remember_attended(kind, again)
 
 

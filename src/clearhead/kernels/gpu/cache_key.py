@@ -56,6 +56,7 @@ class CacheKey:
         self.owners: list[weakref.ref[Mask]] = []
         self.arrays: list[np.ndarray] = []
         self.numbers_alone = True  # the mask has no arrays
+        self.seen: list[np.ndarray] | None = None  # copies that they were found to be like
         q, k, v, sinks = problem.q, problem.k, problem.v, problem.sinks
         if problem.dropout is not None or not (sinks is None or is_torch(sinks)):
             raise Unlike
@@ -89,6 +90,18 @@ class CacheKey:
     def copies(self) -> list[np.ndarray]:
         """The arrays as they are now, copied once for all that is kept."""
         return [array.copy() for array in self.arrays]
+
+    def unchanged(self, copies: list[np.ndarray]) -> bool:
+        """True where the arrays still are what they were; looked at once by all who choose for one call."""
+        if self.arrays and self.seen is not copies:
+            if not all(map(np.array_equal, self.arrays, copies)):
+                return False
+            self.seen = copies
+        return True
+
+    def looks_again(self) -> None:
+        """Who has arrays may write to them from now on."""
+        self.seen = None
 
     def of_mask(self, mask: Mask) -> Any:
         """A mask's part of the key: its class and its fields, which say it all."""
@@ -171,9 +184,7 @@ class Cache:
     def get(self, key: CacheKey) -> Any:
         """What was kept for calls of this key; None where there is nothing, or arrays of its mask have changed."""
         found = self.known.asked(key.key)
-        if found is None or (key.arrays and not all(map(np.array_equal, key.arrays, found[0]))):
-            return None
-        return found[1]
+        return None if found is None or not key.unchanged(found[0]) else found[1]
 
     def keep(self, key: CacheKey, thing: Any) -> None:
         """Keep something for all calls of this key."""

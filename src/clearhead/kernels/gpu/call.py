@@ -107,6 +107,7 @@ class Call:
         if key is None:
             return cls(problem)
         last = _calls.get(key)
+        key.looks_again()
         if last is not None:
             if spans.capturing(problem.q.device):
                 _captured.append(last)
@@ -312,11 +313,14 @@ class Call:
         key = (dtype_name(self.q), self.form.padded_head_dim, self.form.padded_value_dim)
         return tuning.blocks(kernel, key, size, *machine(self.device))
 
+    def fitting(self, kernel: str, size: int) -> Blocks:
+        """The blocks of a kernel, or smaller ones that the device has room for."""
+        wanted: Blocks = self.once((kernel, size), lambda: self.blocks(kernel, size))
+        return _fitted.get((kernel, self.form, wanted, self.device), wanted) if _fitted else wanted
+
     def fitted(self, kernel: str, size: int, launch: Callable[[Blocks], None]) -> None:
         """Launch a kernel with its blocks, or with the largest smaller ones that the device has room for."""
-        wanted = self.once((kernel, size), lambda: self.blocks(kernel, size))
-        key = (kernel, self.form, wanted, self.device)
-        blocks: Blocks | None = _fitted.get(key, wanted) if _fitted else wanted
+        blocks: Blocks | None = self.fitting(kernel, size)
         while blocks is not None:
             try:
                 launch(blocks)
@@ -326,7 +330,7 @@ class Call:
                     raise
                 if len(_fitted) >= 256:
                     _fitted.clear()
-                _fitted[key] = blocks
+                _fitted[kernel, self.form, self.kept[kernel, size], self.device] = blocks
             else:
                 return
 

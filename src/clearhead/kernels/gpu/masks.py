@@ -26,7 +26,7 @@ from clearhead.kernels.threads import crew
 
 FAR = 2**30  # no limit: more than any position, and twice that still fits 32 bits
 TREES = 4  # masks whose trees are kept
-BLOCKS_OF_THREAD = 256  # of queries, whose lists are worth a thread
+BLOCKS_OF_THREAD = 64  # of queries, whose lists are worth a thread
 DEEPEST = 31  # the answers of a mask's parts wait in the bits of one number
 Limits: TypeAlias = tuple[Numbers, Numbers, Numbers]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from clearhead.kernels.gpu.call import EXACT, Call, Forward, processors
+from clearhead.kernels.gpu.device import Lists
 from clearhead.kernels.gpu.repair_kernel import repair
 from clearhead.kernels.gpu.tuning import Blocks, cdiv
 
@@ -29,6 +30,11 @@ def repaired(call: Call, forward: Forward, odd: torch.Tensor) -> Forward:
 
     call.fitted("repair", grid.queries, launch)
     return forward._replace(told=told)
+
+
+def lists_to_repair_by(call: Call) -> Lists:
+    """The tiles that `repaired` goes by. Who asks before anything is launched need not wait for that to be copied."""
+    return call.lists(call.fitting("repair", call.grid.queries), coarse=True)
 
 
 def begun_early(device: torch.device) -> dict[str, bool]:

@@ -211,7 +211,7 @@ class Replay:
         self.given, self.rooms, self.steps, self.results = given, rooms, steps, results
         self.played = False
         self.stream = next((step.stream for step in steps if step.stream), None)
-        self.layout: Layout | None = None  # found when it is first played
+        self.layout = layout_of(self)  # at once, while what was recorded still runs
 
     def giving(self, results: Any) -> Replay:
         """The same launches for who wants other results of them."""
@@ -220,7 +220,7 @@ class Replay:
     def play(self, inputs: Sequence[torch.Tensor | None]) -> Any:
         """The same call with other inputs."""
         self.played = True
-        own, cleared, script, results = self.layout = self.layout or layout_of(self)
+        own, cleared, script, results = self.layout
         tensors = [
             room(shape, dtype, device, strides) if make is None else make(shape, strides, dtype)
             for shape, strides, dtype, device, make, _ in own

@@ -16,7 +16,7 @@ from clearhead.kernels.contract import Ran
 from clearhead.kernels.gpu import run as shared_run
 from clearhead.kernels.gpu.call import Call, Forward
 from clearhead.kernels.gpu.masks import FAR
-from clearhead.kernels.gpu.repair import repaired, room_to_tell
+from clearhead.kernels.gpu.repair import lists_to_repair_by, repaired, room_to_tell
 from clearhead.kernels.gpu.run import Looked, narrowed
 from clearhead.kernels.gpu.second_look import look_again
 from clearhead.kernels.hopper import backward, forward, schedule, second_look, tile_runs
@@ -60,6 +60,11 @@ def forward_and_look(call: Call) -> Looked:
     # which the second look of these kernels takes
     plain = problem.bias is None and (seen.ranges is None or call.form.program is not None)
     again = plain and want is not None and not LOOKED.isdisjoint(want.names)
+    sought = sought_by(call, want, seen) if again and want is not None else None
+    # what all of it goes by, before any of it is launched, which copies would wait for
+    masked = looked_at(call) if sought is not None and (seen.ranges is not None or seen.runs is not None) else None
+    if seen.runs is not None:
+        lists_to_repair_by(call)
     done = attended(call, seen, few_top(want) if plain else 0, again)
     rows = (done.output, done.lse, done.peak, done.total, done.largest, done.entropy, done.unrounded)
     found = Forward._make([*(None if array is None else batched(call, array) for array in rows), None])
@@ -70,7 +75,7 @@ def forward_and_look(call: Call) -> Looked:
     elif done.odd is not None:
         found = repaired(call, found, done.odd)
     found = narrowed(call, found)
-    more = looked(call, want, seen, done, mending) if again and want is not None else {}
+    more = {} if sought is None else looked(call, sought, seen, done, masked, mending)
     if mending is not None and done.odd is not None and "top" not in more:
         found = repaired(call, found, done.odd)
     outputs = (found.output if found.unrounded is None else found.unrounded, found.output)
@@ -139,21 +144,33 @@ def few_top(want: Want | None) -> int:
     return want.top if want is not None and want.top is not None and want.top <= MOST_TOP else 0
 
 
-def looked(call: Call, want: Want, seen: Seen, done: forward.Done, mending: Any) -> dict[str, Any]:
-    """What these kernels find of what is wanted; the rest is left to the second look that all GPU kernels share."""
+class Sought(NamedTuple):
+    """What these kernels find of what is wanted, as `second_look.look` takes it."""
+
+    received: int | None
+    map: tuple[int, int] | None
+    top: int
+
+
+def sought_by(call: Call, want: Want, seen: Seen) -> Sought | None:
+    """That; None where it is nothing: the rest is left to the second look that all GPU kernels share."""
     if seen.keys != call.grid.keys:
-        return {}
+        return None
     if want.map is not None and call.rows * min(want.map[0], call.grid.queries) * call.grid.keys > MOST:
-        return {}
-    top = few_top(want)
-    received = want.received if isinstance(want.received, int) else None  # with weights, by the shared one
+        return None
     listed = seen.ranges is not None or seen.runs is not None
-    pooled = None if listed else want.map  # tiles of a list are of one bin
-    if received is None and pooled is None and not top:
-        return {}
+    received = want.received if isinstance(want.received, int) else None  # with weights, by the shared one
+    found = Sought(received, None if listed else want.map, few_top(want))  # tiles of a list are of one bin
+    return None if found == Sought(None, None, 0) else found
+
+
+def looked(
+    call: Call, sought: Sought, seen: Seen, done: forward.Done, masked: second_look.Masked | None, mending: Any
+) -> dict[str, Any]:
+    """What was sought, by its name."""
     found = second_look.look(
         call.q, call.k, done, call.problem.scale, seen.causal_offset, seen.window, call.problem.softcap,
-        received=received, map=pooled, top=top, masked=looked_at(call) if listed else None, launch=call.launch,
+        received=sought.received, map=sought.map, top=sought.top, masked=masked, launch=call.launch,
         searching=mending,
     )  # fmt: skip
     named: dict[str, Any] = {}

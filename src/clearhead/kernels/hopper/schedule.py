@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from clearhead.kernels.gpu.call import processors
+from clearhead.kernels.gpu.masks import upload
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,12 @@ def key_ranges_of(
 
     `few`: the configs where queries see few keys.
     """
-    none = starts >= stops
-    some_blind = bool(none.any())
-    if some_blind:
+    many = stops - starts
+    none = many <= 0 if many.min(initial=1) <= 0 else None
+    if none is not None:
+        many = np.where(none, 0, many)
         starts, stops = np.where(none, keys, starts), np.where(none, 0, stops)
-    seen = int(stops.sum(dtype=np.int64) - starts.sum(dtype=np.int64)) + keys * int(np.count_nonzero(none))
-    config = ((few or LISTED) if seen // max(none.size, 1) <= FEW else CONFIGS)[head_dim]
+    config = ((few or LISTED) if int(many.sum(dtype=np.int64)) // max(many.size, 1) <= FEW else CONFIGS)[head_dim]
     start, stop = int(starts.min(initial=keys)), int(stops.max(initial=0))
     size = max(stop - start, 0)
     # a query that sees nothing starts after all keys, and lets no tile be full
@@ -111,13 +112,13 @@ def key_ranges_of(
     edges = np.empty((*starts.shape, 2), np.int32)
     edges[..., 0], edges[..., 1] = starts, stops
     return KeyRanges(
-        torch.from_numpy(edges).to(on),
-        torch.from_numpy(blocks_of(starts, stops, size, config)).to(on),
+        upload(edges, on),
+        upload(blocks_of(starts, stops, size, config), on),
         config,
         start,
         stop,
-        None if hidden is None else torch.from_numpy(hidden[:, None, :, None]).to(on),
-        torch.from_numpy(none[:, None, :, None]).to(on) if some_blind else None,
+        None if hidden is None else upload(hidden[:, None, :, None], on),
+        None if none is None else upload(none[:, None, :, None], on),
     )
 
 
