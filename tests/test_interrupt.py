@@ -30,8 +30,10 @@ SOON = 0.1
 
 
 @pytest.fixture(autouse=True)
-def _all_threads_afterwards() -> Iterator[None]:
+def _interrupts_are_heard_and_all_threads_come_back() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
     yield
+    signal.signal(signal.SIGINT, before)
     ch.set_threads(None)
 
 
