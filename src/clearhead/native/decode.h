@@ -41,9 +41,9 @@ template <class T> inline int64_t piece_of(const Call& call, int64_t seen) {
     const int64_t panels = (rows_of(call) + kPanel<T> - 1) / kPanel<T>, most = std::max(kPiece / panels / kShared, int64_t(1));
     return std::clamp(rounded(seen / kPieces, kShared), kShared, most * kShared);
   }
-  const int64_t shares = std::max<int64_t>((rows_of(call) + kPieceRows - 1) / kPieceRows, 1);
+  const int64_t rows = std::max<int64_t>(rows_of(call), 1), shares = (rows + kPieceRows - 1) / kPieceRows;
   const int64_t least = std::max(kPiece / shares / kShared, int64_t(1)) * kShared;
-  const int64_t most = std::min(kPiece, kPieceScores / rows_of(call) / kShared * kShared);
+  const int64_t most = std::min(kPiece, kPieceScores / rows / kShared * kShared);
   return std::clamp(rounded(seen / kPieces, kShared), least, std::max(least, most));
 }
 
