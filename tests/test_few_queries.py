@@ -189,19 +189,21 @@ def test_keys_may_end_where_memory_ends(
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.float32])
-@pytest.mark.parametrize("group", [4, 20])
+@pytest.mark.parametrize(("group", "keys"), [(4, 3001), (20, 3001), (6, 17_000), (20, 17_000)])
 def test_shared_keys_give_the_same_whatever_the_threads(
-    group: int, dtype: Any, isa: str, monkeypatch: pytest.MonkeyPatch
+    group: int, keys: int, dtype: Any, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "isa", isa)
-    q, k, v = halves(group, 3001, 72, dtype=dtype)
+    q, k, v = halves(group, keys, 72, dtype=dtype)
+    mask = ch.window(keys - 501)
     try:
         found = []
         for threads in (1, 2, 7):
             ch.set_threads(threads)
-            found.append(ch.attention(q, k, v, mask=ch.window(2500), kernel="compiled"))
+            found.append(ch.attention(q, k, v, mask=mask, kernel="compiled"))
     finally:
         ch.set_threads(None)
+    check(found[0], given(q, k, v, mask=mask)["output"], keys, "output")
     for other in found[1:]:
         np.testing.assert_array_equal(found[0], other)
 

@@ -315,7 +315,7 @@ def test_donated_buffers() -> None:
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["as it is", "jit"])
-@pytest.mark.parametrize("queries", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("queries", [1, 2, 3, 4, 8])
 def test_gradients_of_few_queries_see_the_scores_that_the_output_saw(queries: int, jit: bool) -> None:
     """Of scores of 10⁴, the last digits are tenths of a weight: added up in another order they are other scores."""
     numbers = np.random.default_rng(queries)

@@ -117,11 +117,10 @@ def test_measuring_ends_within_its_budget_and_finds_the_faster(monkeypatch: pyte
         speeds.measure(LONG, {"full": full}, lambda: None)
 
 
-AHEAD = [0.0]  # seconds by which the clock of measurements is ahead, as nobody waits for kernels that are slow
-
-
 class Timed:
     """A kernel that computes by the formula, as on a GPU, and takes some seconds more by the clock of measurements."""
+
+    ahead = 0.0  # seconds of that clock for which nobody waits
 
     def __init__(self, name: str, seconds: float, reason: str | None = None, gradients: str | None = None) -> None:
         self.name, self.seconds, self.reason, self.without = name, seconds, reason, gradients
@@ -135,7 +134,7 @@ class Timed:
 
     def run(self, problem: Problem) -> Ran:
         self.seen.append(problem)
-        AHEAD[0] += self.seconds
+        Timed.ahead += self.seconds
         return dense.run(problem)
 
     def gradients(self, problem: Problem, *given: Any) -> Any:
@@ -147,8 +146,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Speeds:
     """PyTorch as on a machine with a GPU that is in no table."""
     known = Speeds("Some GPU", tmp_path / "speeds.json")
     monkeypatch.setattr(module, "speeds_of", lambda device: known)
-    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + AHEAD[0])
-    monkeypatch.setattr(speeds, "time", clock)
+    monkeypatch.setattr(speeds, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() + Timed.ahead))
     monkeypatch.setattr(module, "SHORT", 0.0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))

@@ -40,6 +40,11 @@ class Seen(NamedTuple):
     ranges: Any = None
     runs: Any = None
 
+    @property
+    def listed(self) -> bool:
+        """True where a place does not say which keys its query sees."""
+        return self.ranges is not None or self.runs is not None
+
 
 def run(problem: Problem) -> Ran:
     """Output and log-sum-exp, and what is wanted."""
@@ -62,7 +67,7 @@ def forward_and_look(call: Call) -> Looked:
     again = plain and want is not None and not LOOKED.isdisjoint(want.names)
     sought = sought_by(call, want, seen) if again and want is not None else None
     # what all of it goes by, before any of it is launched, which copies would wait for
-    masked = looked_at(call) if sought is not None and (seen.ranges is not None or seen.runs is not None) else None
+    masked = looked_at(call) if sought is not None and seen.listed else None
     if seen.runs is not None:
         lists_to_repair_by(call)
     done = attended(call, seen, few_top(want) if plain else 0, again)
@@ -158,9 +163,8 @@ def sought_by(call: Call, want: Want, seen: Seen) -> Sought | None:
         return None
     if want.map is not None and call.rows * min(want.map[0], call.grid.queries) * call.grid.keys > MOST:
         return None
-    listed = seen.ranges is not None or seen.runs is not None
     received = want.received if isinstance(want.received, int) else None  # with weights, by the shared one
-    found = Sought(received, None if listed else want.map, few_top(want))  # tiles of a list are of one bin
+    found = Sought(received, None if seen.listed else want.map, few_top(want))  # tiles of a list are of one bin
     return None if found == Sought(None, None, 0) else found
 
 
