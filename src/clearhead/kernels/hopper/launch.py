@@ -61,7 +61,7 @@ def gradients(
 def forward_and_look(call: Call) -> Looked:
     """Attention, by the kernel for it; then rows that are not finite, and what is wanted of the weights."""
     problem, want = call.problem, call.problem.want
-    seen = call.once("seen", lambda: seen_by(call))
+    seen = call.once(("seen", want is not None), lambda: seen_by(call))
     # which the second look of these kernels takes
     plain = problem.bias is None and (seen.ranges is None or call.form.program is not None)
     again = plain and want is not None and not LOOKED.isdisjoint(want.names)
