@@ -37,13 +37,13 @@ def offering(count: int, slots: int) -> tuple[str, str]:
     nobody waits: up to `slots` candidates of a thread are pending, with the place that was asked for, and each is put
     down when the next one comes to its slot, by when its place is there. The operands are `count` each of: result (what
     is pending now), weight, level, key, query, what was pending, address of the counters and of the lists. Of what is
-    pending the first four of each slot count: place, row, key and weight; the row is −1 where there is none.
+    pending the first four of each slot count: place, row, key and weight; the place is −1 where there is none.
     """
     names = ("result", "weight", "level", "key", "query", "pending", "counters", "lists")
     operands = {name: [f"${count * i + j}" for j in range(count)] for i, name in enumerate(names)}
     weight, level, key = operands["weight"], operands["level"], operands["key"]
     lines = ["{", ".reg .pred some, is<32>;", ".reg .b64 at;"]
-    lines += [f".reg .b32 mask, mask<4>, bit, place, row, what, had<{4 * slots}>, picked<16>;"]
+    lines += [f".reg .b32 mask, mask<4>, bit, place, row, entry, what, had<{4 * slots}>, picked<16>;"]
     lines += [*(f"mov.b32 had{i}, {operands['pending'][i]};" for i in range(4 * slots))]
     for chain in range(count // 8):  # none of which waits for another
         lines += [f"mov.b32 mask{chain}, 0;"]
@@ -83,13 +83,12 @@ def offering(count: int, slots: int) -> tuple[str, str]:
 
 
 def put_down(pending: int, lists: str) -> list[str]:
-    """Assembly that writes a candidate, if there is one, to its place on the list of its row, if there is room."""
+    """Assembly that writes a candidate to its place on the list of its row, if there is room; none is at place −1."""
     place, row, key, weight = (f"had{pending + i}" for i in range(4))
     return [
-        f"setp.ge.s32 some, {row}, 0;",
-        f"setp.lt.and.u32 some, {place}, {HELD}, some;",
-        f"mad.wide.s32 at, {row}, {8 * HELD}, {lists};",
-        f"mad.wide.u32 at, {place}, 8, at;",
+        f"setp.lt.u32 some, {place}, {HELD};",
+        f"mad.lo.s32 entry, {row}, {HELD}, {place};",
+        f"mad.wide.s32 at, entry, 8, {lists};",
         f"@some st.global.v2.b32 [at], {{{weight}, {key}}};",
     ]
 
@@ -97,7 +96,7 @@ def put_down(pending: int, lists: str) -> list[str]:
 @cache
 def ending(count: int, slots: int) -> tuple[str, str]:
     """The same for the end: what is pending is put down. The operands are `count` of: result, pending, lists."""
-    lines = ["{", ".reg .pred some;", f".reg .b32 had<{4 * slots}>;", ".reg .b64 at;"]
+    lines = ["{", ".reg .pred some;", f".reg .b32 entry, had<{4 * slots}>;", ".reg .b64 at;"]
     lines += [f"mov.b32 had{i}, ${count + i};" for i in range(4 * slots)]
     for pending in range(0, 4 * slots, 4):
         lines += put_down(pending, f"${2 * count}")
