@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from types import ModuleType
 from typing import Any, Never
 
 import numpy as np
@@ -98,10 +99,8 @@ def attention(
     quick = False
     if temperature is not None:
         scale = tempered(temperature, scale, q)
-    if plain and kernel is None and is_torch(q):
-        from clearhead.torch_bridge.usual import at_a_glance  # needs PyTorch, which is here now
-
-        output = at_a_glance(q, k, v, mask, scale)
+    if plain and kernel is None and is_torch(q) and not _compiling():
+        output = _of_tensors().at_a_glance(q, k, v, mask, scale)
         if output is not None:
             return output
     q, k, v = autograd.autocast(q, k, v)
@@ -274,14 +273,26 @@ def gradients(
     return dq, dk, dv
 
 
+@cache
+def _of_tensors() -> ModuleType:
+    """What needs PyTorch, which is here: a statement that imports it takes an eighth of a short call."""
+    from clearhead.torch_bridge import usual
+
+    return usual
+
+
+def _compiling() -> bool:
+    """True where PyTorch, which is here, compiles what is called: nothing is usual then."""
+    compiling: bool = sys.modules["torch"].compiler.is_compiling()
+    return compiling
+
+
 def _place(q: Any, k: Any, v: Any) -> str | None:
     """Where arrays lie of which nothing is unusual, as `at_once` calls it; None for others."""
     if type(q) is type(k) is type(v) is np.ndarray:
         return "numpy"
     if is_torch(q):
-        from clearhead.torch_bridge.usual import usual  # needs PyTorch, which is here now
-
-        return None if not usual(q, k, v) else "cuda" if q.is_cuda else "torch"
+        return None if _compiling() or not _of_tensors().usual(q, k, v) else "cuda" if q.is_cuda else "torch"
     return "jax" if all_jax(q, k, v) else None
 
 

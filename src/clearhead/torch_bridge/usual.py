@@ -1,4 +1,7 @@
-"""PyTorch tensors of which nothing is unusual, seen at a glance: to look at all else takes as long as a short call."""
+"""PyTorch tensors of which nothing is unusual, seen at a glance: to look at all else takes as long as a short call.
+
+Not asked while PyTorch compiles what is called.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
 from clearhead.core.admit import lies_plainly
@@ -28,11 +30,11 @@ if native is not None and EXCHANGE is not None:
 
 def at_a_glance(q: Any, k: Any, v: Any, mask: Any, scale: Any) -> Any:
     """The output of a call on a CPU of a kind that was seen before, where all of that is usual; else None."""
-    return None if native is None or is_compiling() else native.attend(q, k, v, mask, scale)
+    return None if native is None else native.attend(q, k, v, mask, scale)
 
 
 def usual(q: Any, k: Any, v: Any) -> bool:
     """True for three tensors whose numbers lie in memory as they are, in a call that nobody else hears of."""
-    if is_compiling() or modes() or transforms() is not None or forward_ad._current_level >= 0:
+    if modes() or transforms() is not None or forward_ad._current_level >= 0:
         return False
     return not has_torch_function_variadic(q, k, v) and lies_plainly(q, k, v)
