@@ -58,6 +58,11 @@ HOPPER: dict[str, tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
     # all queries see the first keys and no others: their tiles are shared out among programs
     "hopper first keys 64, observed": (64, SOME, {"mask": ch.blocks(torch.arange(13).expand(10, 13) == 0, 32)}),
     "hopper Longformer 128": (128, None, {"mask": ch.window(50, 3) | ch.global_tokens([0, 200])}),
+    "hopper documents 64, observed": (
+        64,
+        NONE | {"received": True, "top": 8},
+        {"mask": ch.documents(torch.arange(400) // 130)},
+    ),
     "hopper documents and ALiBi 128": (
         128,
         None,

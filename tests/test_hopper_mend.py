@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,57 @@ def test_marked_blocks_are_computed_anew_and_long_lists_searched(name: str) -> N
         assert torch.equal(indices[place], largest[place])
         weights[place] = -3.0
     assert (weights == -3).all(), "other lists were not too short"
+
+
+WIDE: dict[str, Any] = {
+    "causal": ch.causal(),
+    "window": ch.window(40, 3),
+    "Longformer": ch.window(40, 3) | ch.global_tokens([0, 250]),
+    "blocks": ch.blocks(torch.arange(5 * 7).reshape(5, 7) % 3 != 0, 60),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_long_lists_are_searched_in_the_tiles_that_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clearhead.kernels.gpu.call import Call, Forward
+    from clearhead.kernels.hopper.mend import Searched, mended
+    from clearhead.kernels.hopper.top_kernel import HELD
+
+    torch.manual_seed(7)
+    queries, keys, mask, scale = 300, 420, WIDE[name], D**-0.5
+    q, k = (torch.randn(1, 2, n, D).half() for n in (queries, keys))
+    k[:, :, 130:] = k[:, :, 131:132]  # ties, of which the first are wanted, whichever tile they are in
+    right = ch.observe(q.double(), k.double(), k.double(), mask=mask, kernel="dense", top=TOP, weights=True)
+    peak, total = right.max_score.float(), torch.exp(right.lse - right.max_score).float()
+    counts = torch.where(torch.arange(queries) % 7 < 3, HELD + 1, HELD).int().expand(1, 2, queries).contiguous()
+    many = counts[0, 0] > HELD
+    largest = first_of_the_largest(right.weights, TOP)
+
+    def found(lists_of: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        call = Call(pose(q, k, k, mask=mask, want=lambda grid: want(grid, top=TOP)))
+        narrow = Call(pose(q, k, k, mask=lists_of, want=lambda grid: want(grid, top=TOP)))
+        spanned, span = call.form.program is None, call.mask.span
+        monkeypatch.setattr(call, "lists", narrow.lists)
+        monkeypatch.setattr(call, "mask", replace(call.mask, span=narrow.mask.span))
+        constants = {
+            "TOP": TOP, "K": 8, "HEAD_DIM": D, "UPPER": spanned, "LOWER": name == "window",
+            "PROGRAM": call.form.program, "SOFTCAP": False, "HELD": HELD,
+        }  # fmt: skip
+        numbers = (1, *((span.high, span.low) if spanned else (0, 0)), scale, 1.0, scale * math.log2(math.e))
+        weights, indices = torch.full((1, 2, queries, TOP), -3.0), torch.full((1, 2, queries, TOP), -3)
+        searched = Searched(counts, peak, total, weights, indices, numbers, constants)
+        output, odd = torch.zeros(1, 2, queries, D).half(), torch.zeros(1, 2, queries, dtype=torch.int32)
+        told = torch.zeros(5, dtype=torch.int32)
+        mended(call, Forward(output, peak, peak, total, None, None, None), odd, told, searched)
+        return weights, indices
+
+    weights, indices = found(mask)
+    torch.testing.assert_close(weights[:, :, many].double(), right.top.weights[:, :, many], rtol=2e-3, atol=1e-6)
+    assert torch.equal(indices[:, :, many], largest[:, :, many])
+    assert (weights[:, :, ~many] == -3).all()
+    # and in no other tile: by the lists of fewer keys nothing behind them is found
+    _, nearer = found(mask & ch.prefix(64) if name in ("Longformer", "blocks") else ch.lengths([64]) & mask)
+    assert nearer[:, :, many].max() < 64 < indices[:, :, many].max()
 
 
 @pytest.mark.parametrize("lying", ["heads before positions", "heads between"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from on_gpu import first_of_the_largest
 import clearhead as ch
 from clearhead.core.grid import Grid
 from clearhead.kernels.gpu.masks import prepare
+
+if TYPE_CHECKING:
+    from clearhead.kernels.hopper.schedule import KeyRanges
 
 pytestmark = MARKS
 
@@ -59,35 +63,75 @@ def test_tiles_that_are_shared_out_are_the_same_tiles(counts: list[tuple[int, in
     assert int(added[:, 4].sum()) == (cut[:, 7] > 0).sum() == cut[:, 7].max()
 
 
+def searched(
+    q: torch.Tensor, k: torch.Tensor, mask: ch.Mask, counts: torch.Tensor, top: int, ranges: KeyRanges | None = None
+) -> tuple[ch.Observed[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """What is right, and the largest weights and their keys where a list was too short; else −3."""
+    from clearhead.kernels.hopper.second_look import edges_of
+    from clearhead.kernels.hopper.top_kernel import HELD, search
+
+    queries, keys, head_dim = q.shape[2], k.shape[2], q.shape[3]
+    scale, factor = head_dim**-0.5, head_dim**-0.5 * math.log2(math.e)
+    right = ch.observe(q.double(), k.double(), k.double(), mask=mask, kernel="dense", top=top, weights=True)
+    prepared = prepare(mask, Grid((len(q),), 2, queries, keys), q.device)
+    total = torch.exp(right.lse - right.max_score).float()
+    weights, indices = (torch.full((*q.shape[:3], top), -3, dtype=kind) for kind in (torch.float32, torch.int64))
+    count = 2 * len(q) * -(-queries // 64)
+    search[(3,)](
+        q, k, counts, right.max_score.float(), total, weights, indices, *q.stride()[:3], *k.stride()[:3],
+        queries, keys, -(-count // 3), count, 2, 1, 0, 0, prepared.arrays, edges_of(ranges, queries),
+        scale, 1.0, factor,
+        TOP=top, K=8, HEAD_DIM=head_dim, UPPER=False, LOWER=False, PROGRAM=prepared.program, SOFTCAP=False, HELD=HELD,
+        BM=64, BN=64, N=1024, AFTER=False, RUNS=ranges is not None,
+    )  # fmt: skip
+    return right, weights, indices
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("name", MASKS)
 def test_ties_that_overflow_the_list(name: str, head_dim: int, interpreting: None) -> None:
-    from clearhead.kernels.hopper.top_kernel import HELD, search
+    from clearhead.kernels.hopper.top_kernel import HELD
 
     torch.manual_seed(3)
-    top, scale, factor = 5, head_dim**-0.5, head_dim**-0.5 * math.log2(math.e)
-    q, k, v = (torch.randn(1, 2, n, head_dim).half() for n in (T, S, S))
+    top = 5
+    q, k = (torch.randn(1, 2, n, head_dim).half() for n in (T, S))
     k[:, :, 1:] = k[:, :, 5:6]  # all keys but the first are alike
-    mask = MASKS[name]
-    right = ch.observe(q.double(), k.double(), v.double(), mask=mask, kernel="dense", top=top, weights=True)
-    prepared = prepare(mask, Grid((1,), 2, T, S), q.device)
-    total = torch.exp(right.lse - right.max_score).float()
-    peak = right.max_score.float()
     counts = torch.full((1, 2, T), HELD + 1, dtype=torch.int32)
     counts[..., 7] = HELD  # whose list did not overflow, and is left as it is
-    weights, indices = torch.full((1, 2, T, top), -3.0), torch.full((1, 2, T, top), -3)
-    count = 2 * -(-T // 64)
-    search[(3,)](
-        q, k, counts, peak, total, weights, indices, *q.stride()[:3], *k.stride()[:3], T, S, -(-count // 3), count, 2,
-        1, 0, 0, prepared.arrays, scale, 1.0, factor,
-        TOP=top, K=8, HEAD_DIM=head_dim, UPPER=False, LOWER=False, PROGRAM=prepared.program, SOFTCAP=False, HELD=HELD,
-        BM=64, BN=64, N=1024, AFTER=False,
-    )  # fmt: skip
+    right, weights, indices = searched(q, k, MASKS[name], counts, top)
     assert (weights[:, :, 7] == -3).all()
     assert (indices[:, :, 7] == -3).all()
     others = torch.arange(T) != 7
     torch.testing.assert_close(weights[:, :, others].double(), right.top.weights[:, :, others], rtol=2e-3, atol=1e-6)
     assert torch.equal(indices[:, :, others], first_of_the_largest(right.weights, top)[:, :, others])
+
+
+@pytest.mark.parametrize("rows", [1, 2], ids="{} batch rows".format)
+def test_a_list_that_is_too_short_is_searched_in_the_run_of_keys_that_is_seen(rows: int, interpreting: None) -> None:
+    from clearhead.kernels.hopper.schedule import key_ranges_of
+    from clearhead.kernels.hopper.top_kernel import HELD
+
+    torch.manual_seed(5)
+    queries, keys, top = 150, 400, 5
+    starts = np.stack([10 + np.arange(queries) * (1 + row) for row in range(rows)])
+    stops = np.minimum(starts + 100, 390)
+    starts[-1, 130:], stops[-1, 130:] = 0, 0  # which see nothing
+    place = np.arange(keys)
+    seen = (place >= starts[..., None]) & (place < stops[..., None])
+    q, k = (torch.randn(rows, 2, n, 64).half() for n in (queries, keys))
+    counts = torch.where(torch.arange(queries) % 3 == 1, HELD, HELD + 1).int().expand(rows, 2, queries).contiguous()
+    mask = ch.where(seen[:, None])
+    ranges = key_ranges_of(starts, stops, keys, 64, q.device)
+    assert ranges.start > 0
+    right, weights, indices = searched(q, k, mask, counts, top, ranges)
+    many = counts[0, 0] > HELD
+    torch.testing.assert_close(weights[:, :, many].double(), right.top.weights[:, :, many], rtol=2e-3, atol=1e-6)
+    assert torch.equal(indices[:, :, many], right.top.indices[:, :, many])
+    assert (weights[:, :, ~many] == -3).all()
+    # and nowhere else: where runs are said to end before, nothing behind is found
+    short = key_ranges_of(starts, np.minimum(stops, 128), keys, 64, q.device)
+    _, _, nearer = searched(q, k, mask, counts, top, short)
+    assert nearer[:, :, many].max() < 128 < indices[:, :, many].max()
 
 
 @pytest.mark.parametrize("head_dim", [128, 256])

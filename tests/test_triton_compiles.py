@@ -34,8 +34,16 @@ def test_kernels_compile_for_hopper() -> None:
 
 
 @pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
-@pytest.mark.parametrize("head_dim", [64, 128])  # a consumer that brings its tiles itself, and one with a producer
-def test_hoppers_own_second_look_compiles(head_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("case", "last"),
+    [
+        ("Longformer 64, observed", "search"),
+        ("Longformer 128, observed", "search"),
+        ("causal 128, received and top", "mend"),
+        ("documents 64, observed", "search"),  # in the runs of keys that queries see
+    ],
+)
+def test_hoppers_own_second_look_compiles(case: str, last: str) -> None:
     if find_spec("triton.experimental") is None or find_spec("triton.experimental.gluon") is None:
         pytest.skip("this Triton has no Gluon for Hopper")
-    assert {"attend", "lay_out", "by_key", "choose"} <= set(compiled(f"hopper Longformer {head_dim}, observed"))
+    assert {"attend", "lay_out", "by_key", "choose", last} <= set(compiled(f"hopper {case}"))

@@ -13,7 +13,7 @@ from clearhead.kernels.gpu.device import allowed_by_program
 class Only(NamedTuple):
     """A form with nothing but a mask."""
 
-    program: tuple[tuple[int, ...], ...]
+    program: tuple[tuple[int, ...], ...] | None
 
 
 @triton.jit(do_not_specialize=["mask"])

@@ -67,7 +67,7 @@ def forward_and_look(call: Call) -> Looked:
     again = plain and want is not None and not LOOKED.isdisjoint(want.names)
     sought = sought_by(call, want, seen) if again and want is not None else None
     # what all of it goes by, before any of it is launched, which copies would wait for
-    masked = looked_at(call) if sought is not None and seen.listed else None
+    masked = looked_at(call, seen.ranges) if sought is not None and seen.listed else None
     if seen.runs is not None:
         lists_to_repair_by(call)
     done = attended(call, seen, few_top(want) if plain else 0, again)
@@ -186,7 +186,7 @@ def looked(
     return named
 
 
-def looked_at(call: Call) -> second_look.Masked:
+def looked_at(call: Call, ranges: schedule.KeyRanges | None) -> second_look.Masked:
     """The mask as the second look goes by it."""
     head_dim = call.q.shape[-1]
     name = ("looked at", head_dim)
@@ -197,7 +197,7 @@ def looked_at(call: Call) -> second_look.Masked:
             shared=True,
         )  # fmt: skip
     assert call.mask.program is not None
-    return second_look.Masked(call.mask.lists[name], call.mask.program, call.mask.arrays)
+    return second_look.Masked(call.mask.lists[name], call.mask.program, call.mask.arrays, ranges)
 
 
 def turned_runs(call: Call) -> tuple[tile_runs.TileRuns, torch.Tensor | None]:

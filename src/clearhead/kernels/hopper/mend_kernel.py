@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from clearhead.kernels.gpu.device import key_tiles
 from clearhead.kernels.gpu.repair_kernel import part_of, repair_block, without_sum
-from clearhead.kernels.hopper.top_kernel import search_block
+from clearhead.kernels.hopper.top_kernel import has_many, search_block
 
 
 @triton.jit(do_not_specialize=["span", "lists", "mask", "scoring", "each", "count", "group", "upper", "lower"])
@@ -41,9 +42,12 @@ def mend(
                 q, k, v, out, odd_at, unrounded, q_strides, k_strides, v_strides, out_strides, span, lists, mask,
                 scoring, number, block, T, S, heads, UNROUNDED, BM, BN, form,
             )  # fmt: skip
-            head, batch = tl.cast(number % heads, tl.int32), tl.cast(number // heads, tl.int32)
-            search_block(
-                q, k, counts, peaks, totals, weights, indices, q_strides[0], q_strides[1], q_strides[2],
-                k_strides[0], k_strides[1], k_strides[2], T, S, group, upper, lower, mask, scale, softcap, factor,
-                block, head, batch, number, TOP, K, HEAD_DIM, UPPER, LOWER, PROGRAM, SOFTCAP, HELD, BM, BN,
-            )  # fmt: skip
+            if has_many(counts, number, block, T, HELD, BM):
+                head, batch = tl.cast(number % heads, tl.int32), tl.cast(number // heads, tl.int32)
+                tiles = key_tiles(span, lists, batch, head, block, T, BM, BN, form)
+                search_block(
+                    q, k, counts, peaks, totals, weights, indices, q_strides[0], q_strides[1], q_strides[2],
+                    k_strides[0], k_strides[1], k_strides[2], T, S, group, upper, lower, mask, scale, softcap, factor,
+                    block, head, batch, number, tiles, lists,
+                    TOP, K, HEAD_DIM, UPPER, LOWER, PROGRAM, SOFTCAP, HELD, BM, BN, form,
+                )  # fmt: skip

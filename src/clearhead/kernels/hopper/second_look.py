@@ -25,9 +25,9 @@ from clearhead.kernels.hopper.choose_kernel import choose
 from clearhead.kernels.hopper.forward import Done, described
 from clearhead.kernels.hopper.mend import Searched
 from clearhead.kernels.hopper.parts_kernel import add_parts
-from clearhead.kernels.hopper.schedule import side_by_side
+from clearhead.kernels.hopper.schedule import KeyRanges, side_by_side
 from clearhead.kernels.hopper.tile_runs import TileRuns
-from clearhead.kernels.hopper.top_kernel import HELD, ending, offering, search
+from clearhead.kernels.hopper.top_kernel import HELD, KeyEdges, ending, offering, search
 from clearhead.kernels.hopper.weights_kernel import by_key
 
 CHOOSING = 4  # warps that choose the largest, of so many queries each:
@@ -98,11 +98,15 @@ class LookForm:
 
 
 class Masked(NamedTuple):
-    """A mask of any kind: for each block of keys the tiles of queries; and as the program that says who sees whom."""
+    """A mask of any kind: for each block of keys the tiles of queries; and as the program that says who sees whom.
+
+    And the run of keys that each query sees, where that is how the forward took it.
+    """
 
     runs: TileRuns
     program: tuple[tuple[int, ...], ...]
     arrays: tuple[Any, ...]
+    ranges: KeyRanges | None = None
 
 
 class Observations(NamedTuple):
@@ -251,16 +255,23 @@ def look(
             return Observations(got, flat, best)
         if q.stride(-1) != 1 or k.stride(-1) != 1:
             q, k = q.contiguous(), k.contiguous()
+        ranges = None if masked is None else masked.ranges
         several = batch * heads * -(-queries // SEARCHED)
         programs = min(several, processors(q.device))
         launch(
             ("search", name), search, (programs,),
             q, k, counts, done.peak, done.total, best.weights, best.indices, *q.stride()[:3], *k.stride()[:3],
             queries, keys, -(-several // programs), several, heads, *numbers[:3],
-            () if masked is None else masked.arrays, *numbers[3:],
-            **constants, BM=SEARCHED, BN=64, N=1024, num_warps=4, num_stages=1, **begun_early(q.device),
+            () if masked is None else masked.arrays, edges_of(ranges, queries), *numbers[3:],
+            **constants, RUNS=ranges is not None, BM=SEARCHED, BN=64, N=1024,
+            num_warps=4, num_stages=1, **begun_early(q.device),
         )  # fmt: skip
     return Observations(got, flat, best)
+
+
+def edges_of(ranges: KeyRanges | None, queries: int) -> tuple[Any, ...]:
+    """Runs of keys as `search` takes them."""
+    return () if ranges is None else KeyEdges(ranges.edges, 2 * queries * (len(ranges.edges) > 1), ranges.start)
 
 
 @lru_cache(maxsize=256)

@@ -9,13 +9,14 @@ is looked at again by `search`.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from clearhead.kernels.gpu.device import allowed_by_program
+from clearhead.kernels.gpu.device import allowed_by_program, next_tile
 from clearhead.kernels.gpu.repair_kernel import part_of
 from clearhead.kernels.gpu.tile_lists_kernel import Only
 from clearhead.kernels.hopper.pipeline import await_others
@@ -162,19 +163,27 @@ def end_offers(pending, found, offset, CONFIG: gl.constexpr):
     gl.inline_asm_elementwise(TEXT[0], TEXT[1], [pending, lists], gl.int32, False, CONFIG.value.offered)
 
 
-@triton.jit(do_not_specialize=["T", "S", "each", "count", "heads", "group", "upper", "lower", "mask"])
+class KeyEdges(NamedTuple):
+    """Keys that queries see, a run for each: (1 or B, T, 2), the first and the one after the last, from `start` on."""
+
+    edges: Any
+    step: int  # from one batch row to the next
+    start: int
+
+
+@triton.jit(do_not_specialize=["T", "S", "each", "count", "heads", "group", "upper", "lower", "mask", "runs"])
 def search(
     q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row, T, S, each, count,
-    heads, group, upper, lower, mask, scale, softcap, factor,
+    heads, group, upper, lower, mask, runs, scale, softcap, factor,
     TOP: tl.constexpr, K: tl.constexpr, HEAD_DIM: tl.constexpr, UPPER: tl.constexpr, LOWER: tl.constexpr,
     PROGRAM: tl.constexpr, SOFTCAP: tl.constexpr, HELD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    N: tl.constexpr, AFTER: tl.constexpr,
+    N: tl.constexpr, AFTER: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
     """The largest weights of the queries that had more candidates than a list holds; mostly there are none.
 
     A program has `each` of `count` blocks of queries. K is TOP or the next power of two. PROGRAM is a mask of any kind,
-    with `mask` as its arrays, or None. With AFTER it may begin while the largest weights are still being chosen, all
-    else being there.
+    with `mask` as its arrays, or None; with RUNS it lets no query see a key outside its run. With AFTER it may begin
+    while the largest weights are still being chosen, all else being there.
     """
     blocks, first, last, start, stop = part_of(tl.program_id(0), T, each, count, BM)
     some = 0
@@ -185,76 +194,98 @@ def search(
     if AFTER:
         await_others()
     if some > 0:
+        alone: tl.constexpr = Only(None)  # tiles come one after the other
         for index in range(first, last):
             number, block = index // blocks, index % blocks
             head, batch = tl.cast(number % heads, tl.int32), tl.cast(number // heads, tl.int32)
-            search_block(
-                q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row, T, S,
-                group, upper, lower, mask, scale, softcap, factor, block, head, batch, number,
-                TOP, K, HEAD_DIM, UPPER, LOWER, PROGRAM, SOFTCAP, HELD, BM, BN,
-            )  # fmt: skip
+            if has_many(counts, number, block, T, HELD, BM):
+                low, high = 0, S
+                if UPPER:
+                    high = tl.minimum(S, block * BM + BM + upper)
+                if LOWER:
+                    low = tl.maximum(0, block * BM + lower)
+                if RUNS:
+                    rows = block * BM + tl.arange(0, BM)
+                    run = runs.edges + tl.cast(batch, tl.int64) * runs.step + 2 * rows
+                    low = runs.start + tl.min(tl.load(run, mask=rows < T, other=S), 0)
+                    high = runs.start + tl.max(tl.load(run + 1, mask=rows < T, other=0), 0)
+                low = low // BN
+                tiles = 0, tl.maximum(tl.cdiv(high, BN) - low, 0), low, low, low
+                search_block(
+                    q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row,
+                    T, S, group, upper, lower, mask, scale, softcap, factor, block, head, batch, number, tiles, (),
+                    TOP, K, HEAD_DIM, UPPER, LOWER, PROGRAM, SOFTCAP, HELD, BM, BN, alone,
+                )  # fmt: skip
+
+
+@triton.jit
+def has_many(counts, number, block, T, HELD: tl.constexpr, BM: tl.constexpr):
+    """Has a query of a block more candidates than a list holds?"""
+    rows = block * BM + tl.arange(0, BM)
+    many = tl.load(counts + tl.cast(number, tl.int64) * T + rows, mask=rows < T, other=0) > HELD
+    return tl.max(many.to(tl.int32), 0) > 0
 
 
 @triton.jit
 def search_block(
     q, k, counts, peaks, totals, weights, indices, q_batch, q_head, q_row, k_batch, k_head, k_row, T, S, group,
-    upper, lower, mask, scale, softcap, factor, block, head, batch, number,
+    upper, lower, mask, scale, softcap, factor, block, head, batch, number, tiles, lists,
     TOP: tl.constexpr, K: tl.constexpr, HEAD_DIM: tl.constexpr, UPPER: tl.constexpr, LOWER: tl.constexpr,
     PROGRAM: tl.constexpr, SOFTCAP: tl.constexpr, HELD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    form: tl.constexpr,
 ):  # fmt: skip
-    """The same of one block of one head."""
+    """The same of one block of one head, over the tiles that `key_tiles` gave for this form, in the order of keys."""
     rows = block * BM + tl.arange(0, BM)
     here = tl.cast(number, tl.int64) * T + rows
     many = tl.load(counts + here, mask=rows < T, other=0) > HELD
-    if tl.max(many.to(tl.int32), 0) > 0:
-        features = tl.arange(0, HEAD_DIM)
-        q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-        k += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-        queries = tl.load(q + rows.to(tl.int64)[:, None] * q_row + features[None, :], mask=(rows < T)[:, None], other=0)
-        slots = tl.arange(0, K)[None, :]
-        best = tl.where(slots < TOP, float("-inf"), float("inf")) + tl.zeros((BM, K), tl.float32)
-        where = tl.full((BM, K), 2147483647, tl.int32)
-        stop = S
+    features = tl.arange(0, HEAD_DIM)
+    q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    k += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    queries = tl.load(q + rows.to(tl.int64)[:, None] * q_row + features[None, :], mask=(rows < T)[:, None], other=0)
+    slots = tl.arange(0, K)[None, :]
+    best = tl.where(slots < TOP, float("-inf"), float("inf")) + tl.zeros((BM, K), tl.float32)
+    where = tl.full((BM, K), 2147483647, tl.int32)
+    mixed, full, a, b, c = tiles
+    seen_mixed = 0
+    for i in range(mixed + full):
+        tile, _masked, seen_mixed = next_tile(lists, i, seen_mixed, mixed, full, a, b, c, form)
+        columns = tile * BN + tl.arange(0, BN)
+        keys = tl.load(k + columns.to(tl.int64)[:, None] * k_row + features, mask=(columns < S)[:, None], other=0)
+        scores = tl.dot(queries, tl.trans(keys))
+        if SOFTCAP:
+            scores = softcap - 2 * softcap / (tl.exp2(scores * (scale / softcap * 2 * 1.4426950408889634)) + 1)
+        seen = (columns < S)[None, :] & many[:, None]
         if UPPER:
-            stop = tl.minimum(S, block * BM + BM + upper)
-        for first in range(0, stop, BN):
-            columns = first + tl.arange(0, BN)
-            keys = tl.load(k + columns.to(tl.int64)[:, None] * k_row + features, mask=(columns < S)[:, None], other=0)
-            scores = tl.dot(queries, tl.trans(keys))
-            if SOFTCAP:
-                scores = softcap - 2 * softcap / (tl.exp2(scores * (scale / softcap * 2 * 1.4426950408889634)) + 1)
-            seen = (columns < S)[None, :] & many[:, None]
-            if UPPER:
-                seen = seen & (columns[None, :] <= rows[:, None] + upper)
-            if LOWER:
-                seen = seen & (columns[None, :] >= rows[:, None] + lower)
-            if PROGRAM is not None:
-                form: tl.constexpr = Only(PROGRAM)
-                seen = seen & allowed_by_program(mask, rows[:, None], columns[None, :], head, batch, T, S, form)
-            scores = tl.where(seen, scores, float("-inf"))
+            seen = seen & (columns[None, :] <= rows[:, None] + upper)
+        if LOWER:
+            seen = seen & (columns[None, :] >= rows[:, None] + lower)
+        if PROGRAM is not None:
+            rule: tl.constexpr = Only(PROGRAM)
+            seen = seen & allowed_by_program(mask, rows[:, None], columns[None, :], head, batch, T, S, rule)
+        scores = tl.where(seen, scores, float("-inf"))
+        worst = tl.min(best, 1)
+        peak = tl.max(scores, 1)
+        while tl.max((peak > worst).to(tl.int32), 0) > 0:
+            better = peak > worst
+            new = tl.min(tl.where(scores == peak[:, None], columns[None, :], 2147483647), 1)
+            slot = tl.min(tl.where(best == worst[:, None], slots, K), 1)
+            put = (slots == slot[:, None]) & better[:, None]
+            best = tl.where(put, peak[:, None], best)
+            where = tl.where(put, new[:, None], where)
+            scores = tl.where((columns[None, :] == new[:, None]) & better[:, None], float("-inf"), scores)
             worst = tl.min(best, 1)
             peak = tl.max(scores, 1)
-            while tl.max((peak > worst).to(tl.int32), 0) > 0:
-                better = peak > worst
-                new = tl.min(tl.where(scores == peak[:, None], columns[None, :], 2147483647), 1)
-                slot = tl.min(tl.where(best == worst[:, None], slots, K), 1)
-                put = (slots == slot[:, None]) & better[:, None]
-                best = tl.where(put, peak[:, None], best)
-                where = tl.where(put, new[:, None], where)
-                scores = tl.where((columns[None, :] == new[:, None]) & better[:, None], float("-inf"), scores)
-                worst = tl.min(best, 1)
-                peak = tl.max(scores, 1)
-        ratio = tl.cast(factor, tl.float64) / tl.cast(scale, tl.float64)
-        if SOFTCAP:
-            ratio = tl.cast(factor, tl.float64)
-        shift = tl.load(peaks + here, mask=rows < T, other=0.0).to(tl.float64) * ratio
-        total = tl.load(totals + here, mask=rows < T, other=1.0)
-        best = tl.where(slots < TOP, best, float("-inf"))
-        for rank in range(TOP):
-            most = tl.max(best, 1)
-            chosen = tl.min(tl.where(best == most[:, None], where, 2147483647), 1)
-            weight = tl.exp2((most.to(tl.float64) * factor - shift).to(tl.float32)) / total
-            weight = tl.where(most == float("-inf"), 0.0, weight)
-            tl.store(weights + here * TOP + rank, weight, mask=many & (rows < T))
-            tl.store(indices + here * TOP + rank, tl.where(weight > 0, chosen, -1).to(tl.int64), mask=many & (rows < T))
-            best = tl.where(where == chosen[:, None], float("-inf"), best)
+    ratio = tl.cast(factor, tl.float64) / tl.cast(scale, tl.float64)
+    if SOFTCAP:
+        ratio = tl.cast(factor, tl.float64)
+    shift = tl.load(peaks + here, mask=rows < T, other=0.0).to(tl.float64) * ratio
+    total = tl.load(totals + here, mask=rows < T, other=1.0)
+    best = tl.where(slots < TOP, best, float("-inf"))
+    for rank in range(TOP):
+        most = tl.max(best, 1)
+        chosen = tl.min(tl.where(best == most[:, None], where, 2147483647), 1)
+        weight = tl.exp2((most.to(tl.float64) * factor - shift).to(tl.float32)) / total
+        weight = tl.where(most == float("-inf"), 0.0, weight)
+        tl.store(weights + here * TOP + rank, weight, mask=many & (rows < T))
+        tl.store(indices + here * TOP + rank, tl.where(weight > 0, chosen, -1).to(tl.int64), mask=many & (rows < T))
+        best = tl.where(where == chosen[:, None], float("-inf"), best)
