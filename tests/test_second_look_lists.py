@@ -77,12 +77,14 @@ def searched(
     total = torch.exp(right.lse - right.max_score).float()
     weights, indices = (torch.full((*q.shape[:3], top), -3, dtype=kind) for kind in (torch.float32, torch.int64))
     count = 2 * len(q) * -(-queries // 64)
+    span = None if prepared.program else prepared.span
+    upper, lower = (0, 0) if span is None else (span.high, span.low)
     search[(3,)](
         q, k, counts, right.max_score.float(), total, weights, indices, *q.stride()[:3], *k.stride()[:3],
-        queries, keys, -(-count // 3), count, 2, 1, 0, 0, prepared.arrays, edges_of(ranges, queries),
+        queries, keys, -(-count // 3), count, 2, 1, upper, lower, prepared.arrays, edges_of(ranges, queries),
         scale, 1.0, factor,
-        TOP=top, K=8, HEAD_DIM=head_dim, UPPER=False, LOWER=False, PROGRAM=prepared.program, SOFTCAP=False, HELD=HELD,
-        BM=64, BN=64, N=1024, AFTER=False, RUNS=ranges is not None,
+        TOP=top, K=8, HEAD_DIM=head_dim, UPPER=span is not None, LOWER=span is not None, PROGRAM=prepared.program,
+        SOFTCAP=False, HELD=HELD, BM=64, BN=64, N=1024, AFTER=False, RUNS=ranges is not None,
     )  # fmt: skip
     return right, weights, indices
 
@@ -104,6 +106,18 @@ def test_ties_that_overflow_the_list(name: str, head_dim: int, interpreting: Non
     others = torch.arange(T) != 7
     torch.testing.assert_close(weights[:, :, others].double(), right.top.weights[:, :, others], rtol=2e-3, atol=1e-6)
     assert torch.equal(indices[:, :, others], first_of_the_largest(right.weights, top)[:, :, others])
+
+
+@pytest.mark.parametrize("mask", [ch.causal(), ch.window(70, 20)], ids=str)
+def test_a_list_that_is_too_short_is_searched_between_the_ends_of_a_window(mask: ch.Mask, interpreting: None) -> None:
+    from clearhead.kernels.hopper.top_kernel import HELD
+
+    torch.manual_seed(6)
+    q, k = (torch.randn(1, 2, n, 64).half() for n in (300, 420))
+    counts = torch.full((1, 2, 300), HELD + 1, dtype=torch.int32)
+    right, weights, indices = searched(q, k, mask, counts, 5)
+    torch.testing.assert_close(weights.double(), right.top.weights, rtol=2e-3, atol=1e-6)
+    assert torch.equal(indices, right.top.indices)
 
 
 @pytest.mark.parametrize("rows", [1, 2], ids="{} batch rows".format)
