@@ -22,6 +22,7 @@ def wrapped(numbers: np.ndarray, kind: str) -> np.ndarray:
 
 BINARY: dict[str, Callable[..., np.ndarray]] = {
     "and": np.bitwise_and,
+    "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "add": np.add,
     "sub": np.subtract,
@@ -95,6 +96,6 @@ class Warp:
         if verb == "vote":
             return np.full(LANES, first.any())
         if verb == "shfl":
-            return first[np.arange(LANES) ^ more[0]]
+            return first[more[0] if "idx" in kinds else np.arange(LANES) ^ more[0]]
         found = BINARY[verb](first, more[0])
         return found if kinds[-1].startswith("f") else wrapped(found, kinds[-1])

@@ -28,6 +28,8 @@ LISTED = {
     "a global token in the middle": ch.window(60) | ch.global_tokens([777]),
     "blocks by head": ch.blocks(RNG.random((4, 24, 24)) < 0.1, 64) | ch.window(0),
     "unsorted documents": ch.documents(np.arange(N) // 100 * 7 % 15),
+    "every eighth key": ch.dilated(8),
+    "the last keys and every 32nd": ch.strided(32),
 }
 MASKS = {
     **LISTED,

@@ -11,12 +11,13 @@ pytestmark = MARKS
 GLUON = "this Triton has no Gluon"
 
 
+@pytest.mark.parametrize("tiles", [False, True], ids=["by place modulo 16", "by pairs"])
 @pytest.mark.parametrize("kind", ["drawn", "equal", "few values", "mostly unseen"])
-def test_the_eighth_largest_of_sixteen(kind: str) -> None:
+def test_the_eighth_largest_of_sixteen(kind: str, tiles: bool) -> None:
     pytest.importorskip("triton.experimental.gluon", reason=GLUON)
     from clearhead.kernels.hopper.softmax import half_of_sixteen
 
-    text, _ = half_of_sixteen()
+    text, _ = half_of_sixteen(tiles)
     rng = np.random.default_rng(len(kind))
     for _ in range(20):
         given = rng.standard_normal((8, LANES))
@@ -29,9 +30,69 @@ def test_the_eighth_largest_of_sixteen(kind: str) -> None:
         held = Warp({f"${8 + n}": numbers for n, numbers in enumerate(given)}).run(text)
         found = np.stack([held[f"${n}"] for n in range(8)])
         for four in range(0, LANES, 4):
-            for row in ((0, 1, 4, 5), (2, 3, 6, 7)):  # what `level_of` takes the least of
+            rows = ((0, 2, 4, 6), (1, 3, 5, 7)) if tiles else ((0, 1, 4, 5), (2, 3, 6, 7))
+            for row in rows:  # what `level_of` takes the least of
                 right = np.sort(given[list(row), four : four + 4], axis=None)[-8]
                 assert found[list(row), four : four + 4].min() == right
+
+
+def turns_of(slots: int) -> np.ndarray:
+    """For each place of a tile, (threads of a row, what each has), the group that it was of, one tile before."""
+    from clearhead.kernels.hopper.softmax import turning
+
+    text, constraints = turning(slots)
+    count = 2 * slots
+    assert constraints.split(",") == ["=f"] * count + ["f"] * count
+    # every number another one: of which warp's row, and of which of its groups
+    given = np.arange(count * LANES).reshape(LANES, slots, 2).transpose(1, 2, 0).reshape(count, LANES)
+    held = Warp({f"${count + n}": numbers for n, numbers in enumerate(given)}).run(text)
+    found = np.stack([held[f"${n}"] for n in range(count)]).reshape(slots, 2, LANES).transpose(2, 0, 1)
+    before = np.arange(count * LANES).reshape(LANES, slots, 2)
+    sources = []
+    for four in range(0, LANES, 4):
+        for row in (0, 1):
+            mine = before[four : four + 4, :, row].ravel()
+            assert np.isin(found[four : four + 4, :, row], mine).all(), "rows are kept apart"
+            sources.append(np.searchsorted(mine, found[four : four + 4, :, row].ravel()))
+    assert all((source == sources[0]).all() for source in sources)
+    return sources[0]
+
+
+@pytest.mark.parametrize("slots", [4, 8])
+def test_groups_change_places_with_every_tile(slots: int) -> None:
+    pytest.importorskip("triton.experimental.gluon", reason=GLUON)
+    source = turns_of(slots)
+    assert sorted(source) == list(range(4 * slots)), "nothing is lost"
+    place, came = 0, set()
+    for _ in range(4 * slots):
+        came.add(int(place))
+        place = source[place]
+    assert len(came) == 4 * slots, "what lies at one place of each tile comes to every group"
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+@pytest.mark.parametrize("count", [33, 64, 300])
+def test_keys_that_lie_apart_have_a_level(columns: int, count: int) -> None:
+    """Of more keys than a list holds few enough reach the eighth largest of what groups have, however they lie."""
+    pytest.importorskip("triton.experimental.gluon", reason=GLUON)
+    from clearhead.kernels.hopper.top_kernel import HELD
+
+    onwards = np.argsort(turns_of(4))
+    rng, kinds = np.random.default_rng(count), 0
+    for step in {*range(1, 34), columns // 2, columns, 2 * columns}:
+        for first in rng.integers(0, columns, 3).tolist():
+            keys = first + step * np.arange(count)
+            tiles, column = np.unique(keys // columns, return_inverse=True)[1], keys % columns
+            group = column % 8 // 2 * 4 + column // 8 % 4
+            for tile in range(tiles.max()):
+                group = np.where(tiles <= tile, onwards[group], group)
+            scores = rng.standard_normal((200, count))
+            most = np.stack([scores[:, group == n].max(1, initial=-np.inf) for n in range(16)], 1)
+            reached = (scores >= np.sort(most)[:, -8:-7]).sum(1)
+            assert reached.min() >= 8
+            assert (reached > HELD).mean() <= 0.01, (step, first)
+            kinds += 1
+    assert kinds > 100
 
 
 @pytest.mark.parametrize("kind", ["half full", "some fuller", "full", "equal", "few values", "nearly none"])

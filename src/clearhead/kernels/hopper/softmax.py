@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
@@ -86,7 +87,7 @@ def added_up(x, like):
 def soften(scores, tile, rows, scales, sees, MASKED: gl.constexpr, FORM: gl.constexpr, CONFIG: gl.constexpr):
     """p for a tile of scores; alpha, which the sums so far are multiplied with; and what is known of each row.
 
-    With `top`, also the largest score of each of a few groups of keys, key modulo their number.
+    With `top`, also the largest score of each of a few groups of keys.
     """
     peak, shift, total, weighted, best = rows
     scale, softcap, factor, slope = scales
@@ -98,6 +99,8 @@ def soften(scores, tile, rows, scales, sees, MASKED: gl.constexpr, FORM: gl.cons
     elif MASKED or FORM.value.alibi:
         scores = biased_and_masked(scores, tile * CONFIG.value.columns, slope, sees, MASKED, FORM)
     if FORM.value.top:
+        if FORM.value.tiles:
+            best = turned(best, FORM)
         best = gl.maximum(best, largest_by_group(scores, FORM))
         new_peak = gl.convert_layout(gl.max(best, 1), peak.type.layout, assert_trivial=True)
     else:
@@ -176,13 +179,55 @@ def masked_by_bits(scores, bits):
 
 @gluon.jit
 def largest_by_group(scores, FORM: gl.constexpr):
-    """The largest score of each row among the keys of each group: (rows, groups), without a word between threads."""
+    """The largest score of each row among the keys of each group: (rows, groups), without a word between threads.
+
+    A group is the keys of one place modulo their number. Under a mask of any kind it is pairs of neighbours, and one
+    of the four threads that share a row has each fourth pair: see `turned`.
+    """
     rows: gl.constexpr = scores.shape[0]
     columns: gl.constexpr = scores.shape[1]
-    return gl.max(gl.reshape(scores, [rows, columns // FORM.value.groups, FORM.value.groups]), 1)
+    if FORM.value.tiles:
+        SLOTS: gl.constexpr = FORM.value.groups // 4
+        pairs = gl.max(gl.reshape(scores, [rows, columns // (8 * SLOTS), SLOTS, 4, 2]), 4)
+        largest = gl.reshape(gl.max(pairs, 1), [rows, FORM.value.groups])
+    else:
+        largest = gl.max(gl.reshape(scores, [rows, columns // FORM.value.groups, FORM.value.groups]), 1)
+    return largest
 
 
-def half_of_sixteen() -> tuple[str, str]:
+@cache
+def turning(slots: int) -> tuple[str, str]:
+    """Assembly and constraints for `turned`: groups of two rows, of which a thread has so many each.
+
+    A thread's go to the next thread, and there one place on. So what lies at one place of each tile comes to all
+    groups, and what all groups of one thread hold of a tile is kept apart from what they hold of the next.
+    The operands are 2 · slots results, of each group the one of a row and the one of the row eight on, and as many
+    numbers.
+    """
+    count = 2 * slots
+    lines = ["{", f".reg .b32 lane, next, x<{count}>;", "mov.u32 lane, %laneid;", "add.u32 next, lane, 3;"]
+    lines += ["and.b32 next, next, 3;", "and.b32 lane, lane, 28;", "or.b32 lane, lane, next;"]
+    lines += [f"mov.b32 x{i}, ${count + i};" for i in range(count)]
+    lines += [f"shfl.sync.bfly.b32 ${i}, x{count - 2 + i}, 2, 0x1f, 0xffffffff;" for i in range(2)]
+    lines += [f"shfl.sync.idx.b32 ${i}, x{i - 2}, lane, 0x1f, 0xffffffff;" for i in range(2, count)]
+    return "\n".join([*lines, "}"]), ",".join(["=f"] * count + ["f"] * count)
+
+
+TURNING = gl.constexpr({groups: turning(groups // 4) for groups in (16, 32)})
+
+
+@gluon.jit
+def turned(best, FORM: gl.constexpr):
+    """The groups as the next tile's places are told of them: a place does not stay with a group.
+
+    What a mask lets through may lie at one place of each tile, or with one of the threads that share a row, as under
+    `dilated(16)`. Of groups that stay where they are few would hold anything then, and from too few there is no level.
+    """
+    TEXT: gl.constexpr = TURNING.value[FORM.value.groups]
+    return gl.inline_asm_elementwise(TEXT[0], TEXT[1], [best], gl.float32, False, FORM.value.groups // 2)
+
+
+def half_of_sixteen(tiles: bool = False) -> tuple[str, str]:
     """Assembly and constraints for the eighth largest of 16 numbers of two rows, of which four threads have four each.
 
     By rounds, each of which takes away the largest, it was two fifths of the code that a block ends with, and code that
@@ -191,6 +236,7 @@ def half_of_sixteen() -> tuple[str, str]:
     first and B's last, A's second and B's last but one, and so on. What is given is still to be taken the least of by
     threads.
     The operands are eight results and eight numbers: two of a row, two of the row eight on, and the same once more.
+    With `tiles` rows take turns.
     """
     lines = ["{", ".reg .pred odd;", ".reg .b32 lane;", ".reg .f32 x<4>, y<4>, z;"]
     lines += ["mov.u32 lane, %laneid;", "and.b32 lane, lane, 1;", "setp.ne.u32 odd, lane, 0;"]
@@ -202,7 +248,7 @@ def half_of_sixteen() -> tuple[str, str]:
     def from_thread(other: int) -> list[str]:
         return [f"shfl.sync.bfly.b32 y{i}, x{3 - i}, {other}, 0x1f, 0xffffffff;" for i in range(4)]
 
-    for row in ((0, 1, 4, 5), (2, 3, 6, 7)):
+    for row in ((0, 2, 4, 6), (1, 3, 5, 7)) if tiles else ((0, 1, 4, 5), (2, 3, 6, 7)):
         lines += [f"mov.f32 x{i}, ${8 + place};" for i, place in enumerate(row)]
         lines += in_order((0, 1), (2, 3), (0, 2), (1, 3), (1, 2))
         lines += from_thread(1)
@@ -216,17 +262,20 @@ def half_of_sixteen() -> tuple[str, str]:
     return "\n".join([*lines, "}"]), ",".join(["=f"] * 8 + ["f"] * 8)
 
 
-HALF_OF_SIXTEEN = gl.constexpr(half_of_sixteen())
+HALF_OF_SIXTEEN = gl.constexpr((half_of_sixteen(), half_of_sixteen(tiles=True)))
 
 
 @gluon.jit
 def level_of(best, FORM: gl.constexpr):
     """A score that at least `top` keys of each row reach, and hardly more: −inf where there are fewer groups."""
     if FORM.value.top == 8 and FORM.value.groups == 16:
-        TEXT: gl.constexpr = HALF_OF_SIXTEEN
+        TEXT: gl.constexpr = HALF_OF_SIXTEEN.value[FORM.value.tiles]
         half = gl.inline_asm_elementwise(TEXT[0], TEXT[1], [best], gl.float32, False, 8)
         level, _ = gl.split(gl.permute(gl.reshape(half, [best.shape[0], 2, 8]), [0, 2, 1]))
-        level, _ = gl.split(gl.reshape(level, [best.shape[0], 4, 2]))
+        if FORM.value.tiles:
+            level, _ = gl.split(gl.permute(gl.reshape(level, [best.shape[0], 2, 4]), [0, 2, 1]))
+        else:
+            level, _ = gl.split(gl.reshape(level, [best.shape[0], 4, 2]))
         level = gl.min(level, 1)
     else:
         level = gl.max(best, 1)
