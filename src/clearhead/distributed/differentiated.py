@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.core.arrays import is_torch
 from clearhead.distributed.jobs import Job
 from clearhead.distributed.learning import LearnedBias
-from clearhead.distributed.tally import Ended
+from clearhead.kernels.tally import Ended
 from clearhead.torch_bridge.refused import NO_SECOND
 
 

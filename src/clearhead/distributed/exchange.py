@@ -14,7 +14,7 @@ from clearhead.distributed.links import Links
 from clearhead.distributed.pieces import Whole, Work
 from clearhead.distributed.placement import Placement
 from clearhead.distributed.schedule import Schedule
-from clearhead.distributed.tally import Ended
+from clearhead.kernels.tally import Ended
 
 
 class Exchange:

@@ -22,10 +22,10 @@ from clearhead.core.temperature import tempered
 from clearhead.distributed.at_positions import DropoutAt, MaskAt, Places, bias_at
 from clearhead.distributed.pieces import BY_KEY
 from clearhead.distributed.placement import Placement
-from clearhead.distributed.tally import Ended, Tally
 from clearhead.distributed.wanting import wanted_of_parts
 from clearhead.kernels.choose import named
 from clearhead.kernels.slab import Slab
+from clearhead.kernels.tally import Ended, Tally
 from clearhead.kernels.tiled import tiled, weigh
 
 lax: Any = jax.lax

@@ -17,8 +17,8 @@ from clearhead.distributed.looking import Look, largest, rows_of, top_of
 from clearhead.distributed.pieces import BY_KEY, Whole, Work
 from clearhead.distributed.rotation import Rotation
 from clearhead.distributed.schedule import Schedule, places_of
-from clearhead.distributed.tally import Ended
 from clearhead.distributed.visiting import Visit
+from clearhead.kernels.tally import Ended
 
 
 class Job:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.core.positions import Added, Bias, Relative
 from clearhead.distributed.pieces import Work
-from clearhead.distributed.tally import Ended
+from clearhead.kernels.tally import Ended
 
 
 class LearnedBias:

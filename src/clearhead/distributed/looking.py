@@ -11,9 +11,9 @@ import numpy as np
 from clearhead.core.arrays import Array
 from clearhead.core.observations import Top
 from clearhead.distributed.pieces import BY_KEY, Work
-from clearhead.distributed.tally import Ended
 from clearhead.kernels.collect import COLLECTORS, ByKey, Pooled, Removal, Sizes
 from clearhead.kernels.compiled import compiled
+from clearhead.kernels.tally import Ended
 
 
 def largest(work: Work, candidates: list[tuple[Array, Array]], rows: int, count: int) -> Top:

@@ -19,13 +19,13 @@ from clearhead.core.mask import Mask
 from clearhead.core.observations import Top, Want
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem
-from clearhead.distributed.tally import Ended, Tally
 from clearhead.distributed.within import Piece, PlacedDropout, bias_of, mask_of
 from clearhead.kernels.choose import named, preference
 from clearhead.kernels.compiled import Place, compiled
-from clearhead.kernels.contract import Kernel, Ran, rejects_gradients
+from clearhead.kernels.contract import Kernel, Ran, rejects_gradients, unit_of
 from clearhead.kernels.dense import dense
 from clearhead.kernels.slab import Slab, Tile
+from clearhead.kernels.tally import Ended, Tally
 from clearhead.kernels.tiled import tiled, weigh
 from clearhead.kernels.vendor import vendor
 
@@ -93,11 +93,6 @@ class Whole:
     def empty(self, rows: range, columns: range) -> bool:
         """True where the mask decides that no pair of these is allowed."""
         return self.mask is not None and self.mask.decide(rows, columns, self.grid) is False
-
-    def unit(self, kernel: Kernel) -> float:
-        """What a peak of that kernel is multiplied with to be a score (`native/score.h`)."""
-        raw = kernel is compiled and self.softcap is None and self.bias is None and self.scale > 0
-        return self.scale if raw else 1.0
 
 
 def pick(whole: Whole, problem: Problem) -> Kernel:
@@ -200,7 +195,7 @@ class Work:
             self.kernel = pick(self.whole, problem)
         if not self.tallies:
             observed = self.whole.want is not None
-            unit = self.whole.unit(self.kernel)
+            unit = unit_of(self.kernel, self.whole)
             self.tallies = [
                 Tally(self.library, self.lead, len(run), self.width, self.dtype, unit, observed) for run in self.runs
             ]
@@ -296,7 +291,7 @@ class Work:
     @property
     def unit(self) -> float:
         """What a peak is multiplied with to be a score."""
-        return 1.0 if self.kernel is None else self.whole.unit(self.kernel)
+        return 1.0 if self.kernel is None else unit_of(self.kernel, self.whole)
 
     def gradients(
         self, columns: range, k: Array, v: Array, dout: Array, ended: Ended, dlse: Array | None, dq: Array

@@ -18,7 +18,7 @@ from clearhead.distributed.looking import Look
 from clearhead.distributed.messages import count_of, packed, unpacked
 from clearhead.distributed.pieces import Work
 from clearhead.distributed.schedule import Schedule, places_of
-from clearhead.distributed.tally import Ended
+from clearhead.kernels.tally import Ended
 
 Part = tuple[range, Tensor, Tensor]
 

@@ -17,7 +17,7 @@ from clearhead.distributed.links import Links
 from clearhead.distributed.messages import count_of, laid, packed, unpacked
 from clearhead.distributed.pieces import Whole, Work
 from clearhead.distributed.schedule import Schedule, places_of
-from clearhead.distributed.tally import Ended
+from clearhead.kernels.tally import Ended
 
 
 class Visit:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.core.arrays import jax_platform
 from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.problem import Problem
+from clearhead.kernels.apart import Apart, parts_of
 from clearhead.kernels.compiled import compiled
 from clearhead.kernels.contract import AtOnce, Kernel, Passes, rejects_gradients
 from clearhead.kernels.dense import SMALL_NUMPY, dense
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 ON_GPU: tuple[Kernel, ...] = (vendor, hopper, triton)
 
 KERNELS: tuple[Kernel, ...] = (compiled, *ON_GPU, tiled, dense)
+
+# asked for by name, they are what others are held to
+FORMULA = (dense.name, tiled.name)
 
 # for arrays of a library, what sees at a glance that a call without options is one that it can compute
 AT_ONCE: dict[str, tuple[AtOnce, ...]] = {
@@ -77,10 +81,13 @@ def on_gpu(problem: Problem) -> bool:
 
 
 def choose(problem: Problem, name: str | None = None) -> Kernel:
-    """The kernel that runs.
+    """The kernel that runs, perhaps on the parts that a problem falls into.
 
     A kernel asked for by name is taken or refuses; it is never replaced.
     """
+    apart = on_parts(problem, name)
+    if apart is not None:
+        return apart
     if name is not None:
         kernel = named(name)
         reason = kernel.rejects(problem)
@@ -88,6 +95,28 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
             raise KernelRefused(name, reason)
         return kernel
     return best(problem) or compare(problem)[0]  # which says why there is none
+
+
+def on_parts(problem: Problem, name: str | None) -> Apart | None:
+    """The kernel that takes the parts of a problem; None where there are none, or the formula is asked for.
+
+    One kernel has all of them, so that peaks are in one unit.
+    """
+    if problem.mask is None or name in FORMULA:
+        return None
+    place = "gpu" if on_gpu(problem) or (problem.library.name == "jax" and jax_platform(problem.q) == "gpu") else "cpu"
+    parts = parts_of(problem, place)
+    if parts is None:
+        return None
+    several = parts[0].comb != parts[-1].comb
+    if name is not None:
+        kernels: tuple[Kernel | None, ...] = (named(name),)
+    else:
+        kernels = preference(parts[0].problem) if several else (best(parts[0].problem),)
+    # the vendor's outputs are rounded, and outputs of several combs are merged
+    fit = (one for one in kernels if one not in (None, dense) and not (several and one is vendor))
+    able = (apart for one in fit if one is not None and (apart := Apart(one, place)).rejects(problem) is None)
+    return next(able, None)
 
 
 def best(problem: Problem) -> Kernel | None:
@@ -105,6 +134,9 @@ def choose_gradients(problem: Problem, ran: Kernel, name: str | None = None) -> 
     reason = rejects_gradients(ran, problem)
     if reason is None:
         return ran
+    if isinstance(ran, Apart):
+        kernel = choose_gradients(ran.parts(problem)[0].problem, ran.kernel, name)
+        return Apart(kernel, ran.place)
     if name is not None:
         raise KernelRefused(name, reason)
     for kernel in preference(problem):
@@ -152,7 +184,11 @@ def compare(problem: Problem, name: str | None = None) -> tuple[Kernel, dict[str
     """The kernel that runs, and why each other one does not."""
     if name is not None:
         kernel = choose(problem, name)
-        return kernel, {other.name: f"{name!r} was asked for" for other in KERNELS if other is not kernel}
+        return kernel, {other.name: f"{name!r} was asked for" for other in KERNELS if other.name != name}
+    apart = on_parts(problem, name)
+    if apart is not None:
+        _, reasons = compare(apart.parts(problem)[0].problem)
+        return apart, {kernel: reason for kernel, reason in reasons.items() if kernel != apart.name}
     chosen = best(problem)
     others: dict[str, str] = {}
     for kernel in preference(problem):

@@ -76,6 +76,10 @@ class Compiled:
                 problem.found["again"] = observed_again_of(problem, running.call, running.effort, ran.observed)
         return ran
 
+    def unit(self, call: Any) -> float:
+        """What a peak is multiplied with to be a score, by a call's scale, softcap and bias (`native/score.h`)."""
+        return call.scale if call.softcap is None and call.bias is None and call.scale > 0 else 1.0
+
     def how(self, problem: Problem) -> str | None:
         """How programs of JAX call it."""
         if problem.library.name != "jax":
@@ -218,7 +222,9 @@ class Running:
         """Run it, and gather what it gave."""
         problem, call, grid = self.problem, self.call, self.grid
         like = problem.library.computing(problem.q[..., :0]) if problem.keeps_unrounded else problem.q
-        output = self.output_like(like, (*grid.batch, grid.heads, grid.queries, problem.width))
+        output = problem.found.get("room")  # where it is to be written, if that was said
+        if output is None:
+            output = self.output_like(like, (*grid.batch, grid.heads, grid.queries, problem.width))
         call.out = self.view(output)
         rows = np.empty((3, *grid.batch, grid.heads, grid.queries), self.dtype)
         start, each = at(rows), rows.nbytes // 3

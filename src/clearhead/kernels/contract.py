@@ -93,6 +93,12 @@ def how(kernel: Kernel, problem: Problem) -> str | None:
     return words(problem)
 
 
+def unit_of(kernel: Kernel, call: Any) -> float:
+    """What a peak that a kernel gives is multiplied with to be a score, in a call of that scale, softcap and bias."""
+    unit: Callable[[Any], float] = getattr(kernel, "unit", lambda call: 1.0)
+    return unit(call)
+
+
 def rejects_gradients(kernel: Kernel, problem: Problem) -> str | None:
     """Why a kernel does not give gradients of this problem."""
     # by its name: asking whether it is a `RefusesGradients` takes longer than the rest

@@ -15,8 +15,9 @@ from clearhead.core.problem import Problem, pose
 from clearhead.core.runs import runs
 from clearhead.core.temperature import tempered
 from clearhead.explain.render.sheet import rows, sheet
+from clearhead.kernels.apart import Apart
 from clearhead.kernels.choose import choose_gradients, compare, passes_of
-from clearhead.kernels.contract import how
+from clearhead.kernels.contract import Kernel, how
 
 # Tiles of this size are where a mask is looked at for what it lets a kernel skip.
 TILE = 256
@@ -113,7 +114,7 @@ def plan(
     copies = grid.heads
     for size in grid.batch:
         copies *= size
-    pairs = copies * grid.queries * grid.keys if problem.mask is None else live_pairs(problem.mask, grid)
+    pairs = counted(chosen, problem)
     features, width = problem.q.shape[-1], problem.width
     item = 2 if dtype_name(problem.q) in ("float16", "bfloat16") else 4 if dtype_name(problem.q) == "float32" else 8
     elements = sum(_elements(a) for a in (problem.q, problem.k, problem.v)) + copies * grid.queries * width
@@ -129,6 +130,12 @@ def plan(
         gradients=choose_gradients(problem, chosen, kernel).name if passes_of(problem) == "training" else None,
         how=how(chosen, problem),
     )
+
+
+def counted(kernel: Kernel, problem: Problem) -> int:
+    """Query–key pairs in tiles that are not empty, of a problem or of the parts that a kernel is given."""
+    problems = [part.problem for part in kernel.parts(problem)] if isinstance(kernel, Apart) else [problem]
+    return sum(math.prod(one.grid.shape) if one.mask is None else live_pairs(one.mask, one.grid) for one in problems)
 
 
 def live_pairs(mask: Mask, grid: Grid) -> int:

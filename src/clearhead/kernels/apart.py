@@ -1,0 +1,171 @@
+"""Keys that lie apart as sequences of their own: a mask of combs (`core/combs.py`) at the cost of what it lets through.
+
+Every eighth position, as `dilated(8)` has it, fills no tile: of 64 pairs in eight places one is let through, and a
+kernel that goes by tiles computes all of them. But the positions of one residue see none of another, so they are taken
+out, as a view with a longer stride, and attended to by themselves: as batch rows of a problem whose mask is a band.
+Combs beside one another, as in `strided(8)`, are merged as parts of the keys are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from clearhead.core.arrays import HALF, Array, dtype_name, is_traced, made
+from clearhead.core.combs import Comb, Share, combs_of, pairs, shares
+from clearhead.core.formula import Gradients
+from clearhead.core.grid import Grid
+from clearhead.core.mask import Both, Either
+from clearhead.core.observations import Want
+from clearhead.core.problem import Problem
+from clearhead.core.sparse_masks import Dilated, Pattern
+from clearhead.kernels.contract import Kernel, Ran, rejects_gradients, unit_of
+from clearhead.kernels.sequences import SEEN, Cut, merged, put_together
+
+# What must be spared before a call is taken apart: of products of features, by where it runs, as many as take half a
+# millisecond or two; and of the keys of each query, as many as pay for longer strides. Twice where outputs are merged.
+WORTH = {"cpu": 2**25, "gpu": 2**33}
+KEYS = 128
+
+
+class Part(NamedTuple):
+    """Sequences of one length, and the problem that they are."""
+
+    comb: Comb
+    share: Share
+    problem: Problem
+
+
+def parts_of(problem: Problem, place: str) -> list[Part] | None:
+    """The problems that a problem falls into; None where it does not, or where it would not spare much."""
+    known = problem.found.get("parts")
+    if known is None:
+        combs = worth(problem, place)
+        known = problem.found["parts"] = () if combs is None else list(taken_apart(problem, combs))
+    return known or None
+
+
+def worth(problem: Problem, place: str) -> tuple[Comb, ...] | None:
+    """The combs of a problem's mask, where it pays to take it apart."""
+    mask, grid, want = problem.mask, problem.grid, problem.want
+    if (
+        not isinstance(mask, Dilated | Pattern | Both | Either)
+        or problem.bias is not None
+        or problem.dropout is not None
+    ):
+        return None
+    combs = () if is_traced(problem.scale) else combs_of(mask, grid)
+    if not combs or all(comb.step == 1 for comb in combs) or any(comb.step > grid.keys for comb in combs):
+        return None
+    # several are merged by peaks and totals, which a sink would be in twice, and by which JAX does not differentiate
+    if len(combs) > 1 and (problem.sinks is not None or problem.library.name == "jax"):
+        return None
+    if want is not None and not seen_apart(want, grid, len(combs)):
+        return None
+    spared = sum(pairs(comb, grid.queries, grid.keys) * (comb.step - 1) // comb.step for comb in combs)
+    if spared < KEYS * len(combs) * grid.queries:
+        return None
+    products = spared * math.prod(grid.batch) * grid.heads * problem.q.shape[-1]
+    return combs if products >= WORTH[place] * len(combs) ** 2 else None
+
+
+def seen_apart(want: Want, grid: Grid, combs: int) -> bool:
+    """Can all that is wanted be found of sequences by themselves? Of weights, where there is one comb."""
+    if not want.names:
+        return True
+    counted = (want.received, want.received_max, want.removal)
+    return combs == 1 and set(SEEN).issuperset(want.names) and all(count in (None, grid.queries) for count in counted)
+
+
+def taken_apart(problem: Problem, combs: tuple[Comb, ...]) -> Iterator[Part]:
+    """All sequences of all combs, those of one length as batch rows of one problem."""
+    grid = problem.grid
+    # where outputs are merged they are wanted as they are before they are rounded
+    unrounded = len(combs) > 1 and dtype_name(problem.q) in HALF
+    for comb in combs:
+        cut = Cut(problem, comb)
+        for share in shares(comb, grid.queries, grid.keys):
+            want = problem.want
+            if want is not None:
+                counts: dict[str, Any] = {name: share.queries for name in SEEN[1:] if getattr(want, name) is not None}
+                want = Want(top=want.top, **counts)
+            yield Part(comb, share, made(
+                Problem,
+                q=cut.of_queries(problem.q, share), k=cut.of_keys(problem.k, share), v=cut.of_keys(problem.v, share),
+                library=problem.library,
+                grid=Grid((share.stop - share.first, *grid.batch), grid.heads, share.queries, share.keys),
+                scale=problem.scale, mask=share.mask, softcap=problem.softcap,
+                sinks=problem.sinks,
+                want=want,
+                differentiated=problem.differentiated or unrounded,
+            ))  # fmt: skip
+
+
+class Apart:
+    """A kernel that is given a problem's sequences instead of the problem."""
+
+    def __init__(self, kernel: Kernel, place: str) -> None:
+        self.kernel, self.place, self.name = kernel, place, kernel.name
+
+    def parts(self, problem: Problem) -> list[Part]:
+        """The problems that it is given."""
+        found = parts_of(problem, self.place)
+        assert found is not None, "a problem of this kind was taken apart before"
+        return found
+
+    def rejects(self, problem: Problem) -> str | None:
+        """Why it cannot take a problem."""
+        return next(filter(None, (self.kernel.rejects(part.problem) for part in self.parts(problem))), None)
+
+    def rejects_gradients(self, problem: Problem) -> str | None:
+        """Why it cannot give the gradients of a problem."""
+        refused = (rejects_gradients(self.kernel, part.problem) for part in self.parts(problem))
+        return next(filter(None, refused), None)
+
+    def how(self, problem: Problem) -> str:
+        """What it is given, in words."""
+        words = []
+        for comb, share, _ in self.parts(problem):
+            size = f"{share.queries:,} queries × {share.keys:,} keys"
+            words.append(f"{share.stop - share.first} sequences of {size}" if comb.step > 1 else f"a band in {size}")
+        return f"in parts by residues: {', '.join(words)}"
+
+    def run(self, problem: Problem) -> Ran:
+        """Output and log-sum-exp of every query, and what is wanted."""
+        by_comb: dict[Comb, list[tuple[Share, Ran]]] = {}
+        rooms: dict[Comb, Any] = {}
+        for comb, share, part in self.parts(problem):
+            cut = Cut(problem, comb)
+            if cut.viewed and not part.keeps_unrounded:
+                if comb not in rooms:
+                    rooms[comb] = cut.room(part)
+                part.found["room"] = cut.of_queries(rooms[comb], share)
+            by_comb.setdefault(comb, []).append((share, self.kernel.run(part)))
+            part.found.pop("room", None)
+        runs = [put_together(Cut(problem, comb), found, rooms.get(comb)) for comb, found in by_comb.items()]
+        return runs[0] if len(runs) == 1 else merged(problem, runs, unit_of(self.kernel, problem))
+
+    def gradients(
+        self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
+    ) -> Gradients:
+        """dq, dk, dv and dsinks: of each pair what the sequence gives that has it."""
+        found: dict[Comb, list[tuple[Share, Gradients]]] = {}
+        for comb, share, part in self.parts(problem):
+            cut = Cut(problem, comb)
+            rows = [
+                None if row is None else cut.of_queries(row[..., None], share)[..., 0] for row in (peak, total, dlse)
+            ]
+            given = [cut.of_queries(array, share) for array in (dout, output)]
+            found.setdefault(comb, []).append((share, self.kernel.gradients(part, *given, *rows)))
+        sums: list[Gradients] = []
+        for comb, parts in found.items():
+            cut = Cut(problem, comb)
+            dq = cut.queries_of([(share, part.dq) for share, part in parts])
+            dk, dv = (cut.keys_of([(share, getattr(part, name)) for share, part in parts]) for name in ("dk", "dv"))
+            dsinks = [part.dsinks for _, part in parts if part.dsinks is not None]
+            sums.append(Gradients(dq, dk, dv, dsinks=sum(dsinks[1:], dsinks[0]) if dsinks else None))
+        whole = sums[0]
+        for more in sums[1:]:  # of which none has sinks
+            whole = Gradients(whole.dq + more.dq, whole.dk + more.dk, whole.dv + more.dv)
+        return whole

@@ -1,0 +1,188 @@
+"""Arrays cut into the sequences of a comb (`core/combs.py`), and what was found of them put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.arrays import Array
+from clearhead.core.combs import Comb, Share
+from clearhead.core.observations import OBSERVATIONS, Observed
+from clearhead.core.problem import Problem
+from clearhead.kernels.contract import Ran
+from clearhead.kernels.tally import Tally
+
+# what is found of every sequence by itself
+SEEN = ("top", "received", "received_max", "removal")
+
+
+class Cut:
+    """Arrays of a problem cut into the sequences of a comb, and put together again."""
+
+    def __init__(self, problem: Problem, comb: Comb) -> None:
+        self.library, self.xp, self.comb = problem.library, problem.library.xp, comb
+        self.queries, self.keys = problem.grid.queries, problem.grid.keys
+        self.viewed = self.library.name in ("numpy", "torch")
+
+    def of_queries(self, array: Array, share: Share) -> Array:
+        """(…, T, D) as (residues, …, queries of one, D)."""
+        return self.sequences(array, share, share.start, share.queries, self.comb.phase)
+
+    def of_keys(self, array: Array, share: Share) -> Array:
+        """(…, S, D) as (residues, …, keys of one, D)."""
+        return self.sequences(array, share, 0, share.keys, 0)
+
+    def sequences(self, array: Array, share: Share, start: int, count: int, phase: int) -> Array:
+        """The positions of a share, `count` of each residue from place `start` on: a view, where there are views."""
+        if self.viewed:
+            return view(array, self.comb.step, share, self.comb.step * start + share.first - phase, count)
+        whole = self.rounds(array, phase)
+        chosen = whole[..., start : start + count, share.first : share.stop, :]
+        last = chosen.ndim - 1
+        return self.xp.permute_dims(chosen, (last - 1, *range(last - 1), last))
+
+    def rounds(self, array: Array, phase: int) -> Array:
+        """(…, rounds, step, D), with zeros where the first and the last round have no position."""
+        *lead, length, width = array.shape
+        count = -(-(length + phase) // self.comb.step)
+        before, after = phase, count * self.comb.step - length - phase
+        ends = [self.library.zeros((*lead, size, width), array.dtype) for size in (before, after)]
+        whole = self.xp.concat([ends[0], array, ends[1]], axis=-2) if before or after else array
+        return self.xp.reshape(whole, (*lead, count, self.comb.step, width))
+
+    def room(self, part: Problem) -> Array:
+        """Room for the output (…, T, Dv), in which that of each share has its place."""
+        shape = (*part.grid.batch[1:], part.grid.heads, self.queries, part.width)
+        return self.xp.empty(shape, dtype=part.q.dtype, device=self.library.device)
+
+    def queries_of(self, found: list[tuple[Share, Array]], room: Array | None = None) -> Array:
+        """(…, T, D) of what was found by share, (residues, …, queries of one, D); some may be in the room for it."""
+        if room is None:
+            return self.positions(
+                [(share, share.start, array) for share, array in found], self.comb.phase, self.queries
+            )
+        for share, array in found:
+            place = self.of_queries(room, share)
+            if at_home(array, place):
+                continue
+            place[...] = array
+        return room
+
+    def keys_of(self, found: list[tuple[Share, Array]]) -> Array:
+        """(…, S, D) of what was found by share, (residues, …, keys of one, D)."""
+        return self.positions([(share, 0, array) for share, array in found], 0, self.keys)
+
+    def positions(self, found: list[tuple[Share, int, Array]], phase: int, length: int) -> Array:
+        """Sequences side by side, round by round, zeros where there are none."""
+        like = found[0][2]
+        if self.viewed:
+            shape = (*like.shape[1:-2], length, like.shape[-1])
+            all_there = sum(share.stop - share.first for share, _, _ in found) == self.comb.step
+            new = self.xp.empty if all_there else self.xp.zeros
+            whole = new(shape, dtype=like.dtype, device=self.library.device)
+            for share, start, array in found:
+                first = self.comb.step * start + share.first - phase
+                view(whole, self.comb.step, share, first, array.shape[-2])[...] = array
+            return whole
+        xp, step = self.xp, self.comb.step
+        rounds = -(-(length + phase) // step)
+        columns, done, last = [], 0, like.ndim - 1
+        lead, width = like.shape[1:-2], like.shape[-1]
+
+        def zeros(rounds: int, residues: int) -> Array:
+            return self.library.zeros((*lead, rounds, residues, width), like.dtype)
+
+        for share, start, array in found:
+            residues, rest = share.stop - share.first, rounds - start - array.shape[-2]
+            column = xp.permute_dims(array, (*range(1, last), 0, last))
+            column = xp.concat([zeros(start, residues), column, zeros(rest, residues)], axis=-3)
+            columns += [zeros(rounds, share.first - done), column]
+            done = share.stop
+        whole = xp.concat([*columns, zeros(rounds, step - done)], axis=-2)
+        return xp.reshape(whole, (*lead, rounds * step, width))[..., phase : phase + length, :]
+
+
+def at_home(array: Array, place: Array) -> bool:
+    """Do these numbers lie in their place?"""
+    if isinstance(array, np.ndarray):
+        return array.__array_interface__["data"] == place.__array_interface__["data"]
+    return bool(array.data_ptr() == place.data_ptr())
+
+
+def view(array: Array, step: int, share: Share, first: int, count: int) -> Array:
+    """Of (…, positions, D) the rows of a share, `count` of each residue, its first at position `first`."""
+    array = array[..., first:, :]
+    strides = array.strides if isinstance(array, np.ndarray) else array.stride()
+    *lead, row, width = strides
+    shape = (share.stop - share.first, *array.shape[:-2], count, array.shape[-1])
+    strides = (row, *lead, step * row, width)
+    if isinstance(array, np.ndarray):
+        return np.lib.stride_tricks.as_strided(array, shape, strides)
+    return array.as_strided(shape, strides)
+
+
+def put_together(cut: Cut, found: list[tuple[Share, Ran]], room: Array | None) -> Ran:
+    """What was found of the sequences of one comb, for the positions that they are made of.
+
+    `room` holds the outputs, as far as the kernel put them there.
+    """
+
+    def rows(read: Callable[[Ran], Any]) -> Any:
+        """(…, T) of a number of each row."""
+        arrays = [(share, read(ran)) for share, ran in found]
+        none = arrays[0][1] is None
+        return None if none else cut.queries_of([(share, array[..., None]) for share, array in arrays])[..., 0]
+
+    seen = {}
+    for name in SEEN:
+        parts = [(share, getattr(ran.observed, name)) for share, ran in found]
+        if parts[0][1] is None:
+            continue
+        if name == "top":
+            indices = cut.queries_of([(share, places(cut, share, top.indices)) for share, top in parts])
+            seen[name] = OBSERVATIONS[name].of(
+                [indices, cut.queries_of([(share, top.weights) for share, top in parts])]
+            )
+        else:
+            seen[name] = cut.keys_of([(share, by_key[..., None]) for share, by_key in parts])[..., 0]
+    unrounded = [(share, ran.unrounded) for share, ran in found if ran.unrounded is not None]
+    observed = Observed(
+        output=cut.queries_of([(share, ran.observed.output) for share, ran in found], room),
+        lse=rows(lambda ran: ran.observed.lse), max_score=rows(lambda ran: ran.observed.max_score),
+        entropy=rows(lambda ran: ran.observed.entropy), kernel=found[0][1].observed.kernel, **seen,
+    )  # fmt: skip
+    return Ran(
+        observed, rows(lambda ran: ran.peak), rows(lambda ran: ran.total),
+        cut.queries_of(unrounded) if unrounded else None,
+    )  # fmt: skip
+
+
+def places(cut: Cut, share: Share, indices: Array) -> Array:
+    """The positions of keys of a sequence; −1 is none."""
+    xp, step = cut.xp, cut.comb.step
+    residue = xp.arange(share.first, share.stop, dtype=indices.dtype, device=cut.library.device)
+    residue = xp.reshape(residue, (-1, *[1] * (indices.ndim - 1)))
+    return xp.where(indices < 0, -1, indices * step + residue)
+
+
+def merged(problem: Problem, runs: list[Ran], unit: float) -> Ran:
+    """Attention over the keys of several combs: each output with its share of the whole."""
+    library, rows = problem.library, runs[0].total
+    tally = Tally(library, rows.shape[:-1], rows.shape[-1], 0, rows.dtype, unit, problem.want is not None)
+    for ran in runs:  # what rows end with, which is little, before anything is multiplied
+        tally.add(ran._replace(unrounded=ran.total[..., None][..., :0]))
+    end = tally.ended(None)
+    whole: Any = None
+    for ran in runs:
+        part = library.computing(ran.precise)  # which nobody else has
+        part *= end.share(library.xp, ran.peak, ran.total, unit)[..., None]
+        if whole is not None:
+            part += whole
+        whole = part
+    observed = Observed(
+        output=library.xp.astype(whole, problem.q.dtype, copy=False), lse=end.lse, max_score=end.largest,
+        entropy=end.entropy, kernel=runs[0].observed.kernel,
+    )  # fmt: skip
+    return Ran(observed, end.peak, end.total, whole if problem.keeps_unrounded else None)
