@@ -83,7 +83,7 @@ def longer(
 
 
 def removal_within(
-    kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: ch.Mask | None, last: bool | int
+    kernel: str | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: ch.Mask | None, last: bool | int
 ) -> None:
     """What outputs would change by without a key, against `dense`, in half precision: off by what outputs are."""
     asked = {"mask": mask, "removal": last}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ import clearhead as ch
 from clearhead.core.combs import combs_of, pairs, shares
 from clearhead.core.grid import Grid
 from clearhead.core.mask import Mask
+from clearhead.core.observations import want
 from clearhead.core.problem import pose
 from clearhead.kernels import apart
 from clearhead.kernels import choose as choosing
-from clearhead.kernels.apart import Apart
+from clearhead.kernels.apart import Apart, Calls
 from clearhead.kernels.choose import choose
 from clearhead.kernels.compiled import compiled
 
@@ -35,7 +37,7 @@ def however_little_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
         RAN.append(self.name)
         return run(self, problem)
 
-    monkeypatch.setattr(apart, "WORTH", {"cpu": 0, "gpu": 0})
+    monkeypatch.setattr(apart, "WORTH", dict.fromkeys(apart.WORTH, 0))
     monkeypatch.setattr(apart, "KEYS", 0)
     monkeypatch.setattr(Apart, "run", counted)
     RAN.clear()
@@ -157,6 +159,31 @@ def test_gradients_of_pytorch(case: Case) -> None:
     assert RAN
     for mine, right in zip(found["compiled"], found["dense"], strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("batch", [(1, 1), (2, 2), (2, 1)], ids=str)
+@pytest.mark.parametrize("length", [(32, 32), (37, 37), (20, 33), (5, 40)], ids=str)
+@pytest.mark.parametrize("mask", [ch.dilated(4), ch.dilated(5, 3, 1), ch.dilated(4, None, 2, offset=3)], ids=str)
+def test_calls_of_parts(batch: tuple[int, int], length: tuple[int, int], mask: Mask) -> None:
+    """As on a GPU, where each part is a call that is remembered; gradients flow through what cuts and joins."""
+    (rows, sharing), (queries, keys) = batch, length
+    torch.manual_seed(0)
+    q = torch.randn(rows, 4, queries, 16, dtype=torch.float64)
+    k, v = torch.randn(2, sharing, 2, keys, 16, dtype=torch.float64)
+    calls = Calls.of(pose(q, k, v, mask=mask), ch.attention, scale=None)
+    assert calls is not None
+    mine, right = ([a.clone().requires_grad_() for a in (q, k, v)] for _ in range(2))
+    for output in (calls(*mine), ch.attention(*right, mask=mask, kernel="dense")):
+        output.square().sum().backward()
+    torch.testing.assert_close(calls(q, k, v), ch.attention(q, k, v, mask=mask, kernel="dense"))
+    for one, other in zip(mine, right, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    wanted: dict[str, Any] = {"top": 3, "received": True, "received_max": True, "removal": True}
+    calls = Calls.of(pose(q, k, v, mask=mask, want=partial(want, **wanted)), ch.observe, scale=None)
+    assert calls is not None
+    seen, exact = calls(q, k, v), ch.observe(q, k, v, mask=mask, kernel="dense", **wanted)
+    for what in ("output", "lse", "max_score", "entropy", "received", "received_max", "removal", "top"):
+        torch.testing.assert_close(getattr(seen, what), getattr(exact, what))
 
 
 @built

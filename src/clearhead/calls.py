@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from functools import cache, partial
 from types import ModuleType
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from clearhead.core.partial import keys_share
 from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem, pose
 from clearhead.core.temperature import tempered
+from clearhead.kernels.apart import Calls
 from clearhead.kernels.choose import at_once, choose, choose_gradients, settled
 from clearhead.kernels.contract import Kernel
 from clearhead.kernels.dense import dense
@@ -42,6 +43,7 @@ from clearhead.kernels.prepared import (
     observed_jax_kind,
     observed_kind,
     remember_attended,
+    remember_observed,
     remember_program,
     remember_what_ran,
 )
@@ -124,6 +126,10 @@ def attention(
                 attention, (q, k, v), (mask, bias, sinks), **options, dropout=dropout, kernel=kernel
             )
     problem = pose(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    if quick and (parts := Calls.of(problem, attention, scale=scale)) is not None:
+        if (kind := attended_kind(q, k, v, mask, scale)) is not None:
+            remember_attended(kind, parts)
+        return cast(ArrayT, parts(q, k, v))
     chosen = choose(problem, kernel)
     if quick:  # by what later calls of this kind are computed by, now that it may be found
         output = at_once("cuda", q, k, v, mask, scale)
@@ -212,6 +218,9 @@ def observe(
     problem = pose(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, want=asked
     )  # fmt: skip
+    if place == "cuda" and kind is not None and (parts := Calls.of(problem, observe, scale=scale)) is not None:
+        remember_observed(kind, parts)
+        return cast(Observed[ArrayT], parts(q, k, v))
     observed = _run(choose(problem, kernel), problem, kernel)
     if place in ("cuda", "jax") or (kind is not None and as_given(problem, q, k, v)):
         remember_what_ran(problem, kind)

@@ -9,7 +9,7 @@ Combs beside one another, as in `strided(8)`, are merged as parts of the keys ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from clearhead.core.arrays import HALF, Array, dtype_name, is_traced, made
@@ -17,15 +17,17 @@ from clearhead.core.combs import Comb, Share, combs_of, pairs, shares
 from clearhead.core.formula import Gradients
 from clearhead.core.grid import Grid
 from clearhead.core.mask import Both, Either
-from clearhead.core.observations import Want
+from clearhead.core.observations import Observed, Want
 from clearhead.core.problem import Problem
 from clearhead.core.sparse_masks import Dilated, Pattern
 from clearhead.kernels.contract import Kernel, Ran, rejects_gradients, unit_of
 from clearhead.kernels.sequences import SEEN, Cut, merged, put_together
 
-# What must be spared before a call is taken apart: of products of features, by where it runs, as many as take half a
-# millisecond or two; and of the keys of each query, as many as pay for longer strides. Twice where outputs are merged.
-WORTH = {"cpu": 2**25, "gpu": 2**33}
+# What must be spared before a call is taken apart. Of products of features as many as take longer than Python does with
+# parts: on a CPU, on a GPU, and on a GPU by calls that are remembered. MORE times as many where weights are observed,
+# where sequences are not all as long, and where outputs are merged. And of keys, for each query, what pays for strides.
+WORTH = {"cpu": 2**25, "gpu": 2**36, "calls": 2**34}
+MORE = 2.5
 KEYS = 128
 
 
@@ -39,10 +41,10 @@ class Part(NamedTuple):
 
 def parts_of(problem: Problem, place: str) -> list[Part] | None:
     """The problems that a problem falls into; None where it does not, or where it would not spare much."""
-    known = problem.found.get("parts")
+    known = problem.found.get(f"parts {place}")
     if known is None:
         combs = worth(problem, place)
-        known = problem.found["parts"] = () if combs is None else list(taken_apart(problem, combs))
+        known = problem.found[f"parts {place}"] = () if combs is None else list(taken_apart(problem, combs))
     return known or None
 
 
@@ -67,7 +69,9 @@ def worth(problem: Problem, place: str) -> tuple[Comb, ...] | None:
     if spared < KEYS * len(combs) * grid.queries:
         return None
     products = spared * math.prod(grid.batch) * grid.heads * problem.q.shape[-1]
-    return combs if products >= WORTH[place] * len(combs) ** 2 else None
+    seen = want is not None and bool(want.names)
+    uneven = any(len(shares(comb, grid.queries, grid.keys)) > 1 for comb in combs)
+    return combs if products >= WORTH[place] * MORE ** (seen + uneven + len(combs) - 1) else None
 
 
 def seen_apart(want: Want, grid: Grid, combs: int) -> bool:
@@ -100,6 +104,42 @@ def taken_apart(problem: Problem, combs: tuple[Comb, ...]) -> Iterator[Part]:
                 want=want,
                 differentiated=problem.differentiated or unrounded,
             ))  # fmt: skip
+
+
+class Calls:
+    """Calls on a GPU of one kind, whose parts are calls of the same function, each of them remembered by itself."""
+
+    def __init__(self, cut: Cut, shares: list[Share], function: Callable[..., Any], **options: Any) -> None:
+        self.cut, self.shares, self.function, self.options = cut, shares, function, options
+
+    @classmethod
+    def of(cls, problem: Problem, function: Callable[..., Any], **options: Any) -> Calls | None:
+        """For calls of a function with these options; None where a problem of it would not be taken apart."""
+        combs = worth(problem, "calls")
+        if combs is None or len(combs) > 1 or len(problem.grid.batch) != 1:
+            return None
+        if problem.want is not None:
+            options |= {name: problem.want.top if name == "top" else True for name in problem.want.names}
+        shared = shares(combs[0], problem.grid.queries, problem.grid.keys)
+        return cls(Cut(problem, combs[0], viewed=False), list(shared), function, **options)
+
+    def __call__(self, q: Array, k: Array, v: Array) -> Any:
+        """What the function gives, of parts put together again."""
+        found = []
+        for share in self.shares:
+            parts = self.cut.of_queries(q, share), self.cut.of_keys(k, share), self.cut.of_keys(v, share)
+            size = max(part.shape[1] for part in parts)
+            flat = [part.expand(-1, size, -1, -1, -1).flatten(0, 1) for part in parts]
+            given = self.function(*flat, mask=share.mask, **self.options)
+            residues = share.stop - share.first
+            if not isinstance(given, Observed):
+                found.append((share, given.unflatten(0, (residues, size))))
+            else:
+                seen = given.each(lambda array: array.unflatten(0, (residues, size)))  # noqa: B023  # done at once
+                found.append((share, Ran(seen, None, None)))
+        if isinstance(found[0][1], Ran):
+            return put_together(self.cut, found).observed
+        return self.cut.queries_of(found)
 
 
 class Apart:

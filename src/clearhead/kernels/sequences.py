@@ -21,10 +21,11 @@ SEEN = ("top", "received", "received_max", "removal")
 class Cut:
     """Arrays of a problem cut into the sequences of a comb, and put together again."""
 
-    def __init__(self, problem: Problem, comb: Comb) -> None:
+    def __init__(self, problem: Problem, comb: Comb, *, viewed: bool = True) -> None:
+        """`viewed`: by views of memory, where there are any, and not by operations that are differentiated."""
         self.library, self.xp, self.comb = problem.library, problem.library.xp, comb
         self.queries, self.keys = problem.grid.queries, problem.grid.keys
-        self.viewed = self.library.name in ("numpy", "torch")
+        self.viewed = viewed and self.library.name in ("numpy", "torch")
 
     def of_queries(self, array: Array, share: Share) -> Array:
         """(…, T, D) as (residues, …, queries of one, D)."""
@@ -86,22 +87,28 @@ class Cut:
                 first = self.comb.step * start + share.first - phase
                 view(whole, self.comb.step, share, first, array.shape[-2])[...] = array
             return whole
-        xp, step = self.xp, self.comb.step
-        rounds = -(-(length + phase) // step)
-        columns, done, last = [], 0, like.ndim - 1
+        xp, step, last = self.xp, self.comb.step, like.ndim - 1
         lead, width = like.shape[1:-2], like.shape[-1]
+        rounds = -(-(length + phase) // step)
 
-        def zeros(rounds: int, residues: int) -> Array:
-            return self.library.zeros((*lead, rounds, residues, width), like.dtype)
+        def joined(before: int, array: Array, after: int, axis: int) -> Array:
+            """With so many zeros before and after along an axis."""
+            ends = []
+            for size in (before, after):
+                shape = list(array.shape)
+                shape[axis] = size
+                ends.append(self.library.zeros(tuple(shape), like.dtype))
+            return xp.concat([ends[0], array, ends[1]], axis=axis) if before or after else array
 
+        columns, done = [], 0
         for share, start, array in found:
-            residues, rest = share.stop - share.first, rounds - start - array.shape[-2]
             column = xp.permute_dims(array, (*range(1, last), 0, last))
-            column = xp.concat([zeros(start, residues), column, zeros(rest, residues)], axis=-3)
-            columns += [zeros(rounds, share.first - done), column]
+            column = joined(start, column, rounds - start - column.shape[-3], -3)
+            columns.append(joined(share.first - done, column, 0, -2))
             done = share.stop
-        whole = xp.concat([*columns, zeros(rounds, step - done)], axis=-2)
-        return xp.reshape(whole, (*lead, rounds * step, width))[..., phase : phase + length, :]
+        columns[-1] = joined(0, columns[-1], step - done, -2)
+        whole = xp.reshape(columns[0] if len(columns) == 1 else xp.concat(columns, axis=-2), (*lead, -1, width))
+        return whole if whole.shape[-2] == length else whole[..., phase : phase + length, :]
 
 
 def at_home(array: Array, place: Array) -> bool:
@@ -123,7 +130,7 @@ def view(array: Array, step: int, share: Share, first: int, count: int) -> Array
     return array.as_strided(shape, strides)
 
 
-def put_together(cut: Cut, found: list[tuple[Share, Ran]], room: Array | None) -> Ran:
+def put_together(cut: Cut, found: list[tuple[Share, Ran]], room: Array | None = None) -> Ran:
     """What was found of the sequences of one comb, for the positions that they are made of.
 
     `room` holds the outputs, as far as the kernel put them there.
