@@ -21,8 +21,8 @@ from clearhead.core.positions import Bias
 from clearhead.core.problem import Problem
 from clearhead.distributed.within import Piece, PlacedDropout, bias_of, mask_of
 from clearhead.kernels.choose import named, preference
-from clearhead.kernels.compiled import Place, compiled
-from clearhead.kernels.contract import Kernel, Ran, rejects_gradients, unit_of
+from clearhead.kernels.compiled import compiled
+from clearhead.kernels.contract import Kernel, Place, Ran, rejects_gradients, unit_of
 from clearhead.kernels.dense import dense
 from clearhead.kernels.slab import Slab, Tile
 from clearhead.kernels.tally import Ended, Tally

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from clearhead.core.arrays import HALF, Array, dtype_name, is_traced, made
@@ -20,8 +21,8 @@ from clearhead.core.mask import Both, Either
 from clearhead.core.observations import Observed, Want
 from clearhead.core.problem import Problem
 from clearhead.core.sparse_masks import Dilated, Pattern
-from clearhead.kernels.contract import Kernel, Ran, rejects_gradients, unit_of
-from clearhead.kernels.sequences import SEEN, Cut, merged, put_together
+from clearhead.kernels.contract import Kernel, Place, Ran, rejects_gradients, unit_of
+from clearhead.kernels.sequences import SEEN, Cut, by_keys, largest, merged, put_together
 
 # What must be spared before a call is taken apart. Of products of features as many as take longer than Python does with
 # parts: on a CPU, on a GPU, and on a GPU by calls that are remembered. MORE times as many where weights are observed,
@@ -63,7 +64,7 @@ def worth(problem: Problem, place: str) -> tuple[Comb, ...] | None:
     # several are merged by peaks and totals, which a sink would be in twice, and by which JAX does not differentiate
     if len(combs) > 1 and (problem.sinks is not None or problem.library.name == "jax"):
         return None
-    if want is not None and not seen_apart(want, grid, len(combs)):
+    if want is not None and not seen_apart(want, grid, several=len(combs) > 1, again=place == "cpu"):
         return None
     spared = sum(pairs(comb, grid.queries, grid.keys) * (comb.step - 1) // comb.step for comb in combs)
     if spared < KEYS * len(combs) * grid.queries:
@@ -74,12 +75,13 @@ def worth(problem: Problem, place: str) -> tuple[Comb, ...] | None:
     return combs if products >= WORTH[place] * MORE ** (seen + uneven + len(combs) - 1) else None
 
 
-def seen_apart(want: Want, grid: Grid, combs: int) -> bool:
-    """Can all that is wanted be found of sequences by themselves? Of weights, where there is one comb."""
+def seen_apart(want: Want, grid: Grid, *, several: bool, again: bool) -> bool:
+    """Can all that is wanted be found of sequences? Of several combs' weights, if they may be looked at again."""
     if not want.names:
         return True
     counted = (want.received, want.received_max, want.removal)
-    return combs == 1 and set(SEEN).issuperset(want.names) and all(count in (None, grid.queries) for count in counted)
+    whole = set(SEEN).issuperset(want.names) and all(count in (None, grid.queries) for count in counted)
+    return whole and (again or not several)
 
 
 def taken_apart(problem: Problem, combs: tuple[Comb, ...]) -> Iterator[Part]:
@@ -175,16 +177,52 @@ class Apart:
         """Output and log-sum-exp of every query, and what is wanted."""
         by_comb: dict[Comb, list[tuple[Share, Ran]]] = {}
         rooms: dict[Comb, Any] = {}
-        for comb, share, part in self.parts(problem):
+        parts = self.parts(problem)
+        several = parts[0].comb != parts[-1].comb
+        for comb, share, part in parts:
             cut = Cut(problem, comb)
             if cut.viewed and not part.keeps_unrounded:
                 if comb not in rooms:
                     rooms[comb] = cut.room(part)
                 part.found["room"] = cut.of_queries(rooms[comb], share)
-            by_comb.setdefault(comb, []).append((share, self.kernel.run(part)))
+            by_comb.setdefault(comb, []).append((share, self.begun(part) if several else self.kernel.run(part)))
             part.found.pop("room", None)
         runs = [put_together(Cut(problem, comb), found, rooms.get(comb)) for comb, found in by_comb.items()]
-        return runs[0] if len(runs) == 1 else merged(problem, runs, unit_of(self.kernel, problem))
+        if not several:
+            return runs[0]
+        whole = merged(problem, runs, unit_of(self.kernel, problem))
+        want = problem.want
+        if want is None or not want.names:
+            return whole
+        seen = self.looked_again(problem, whole)
+        if want.top is not None:
+            seen["top"] = largest(problem, runs, whole, unit_of(self.kernel, problem))
+        return whole._replace(observed=replace(whole.observed, **seen))
+
+    def begun(self, part: Problem) -> Ran:
+        """What a part gives whose weights depend on other parts: the largest, relative to one another, but no sums."""
+        want = part.want
+        if want is None or not want.names:
+            return self.kernel.run(part)
+        first: Any = self.kernel  # which can look again
+        alone = made(Problem, **{**vars(part), "want": Want(top=want.top)})
+        ran: Ran = first.run(alone, again=True, removes=want.removal is not None)
+        return ran
+
+    def looked_again(self, problem: Problem, whole: Ran) -> dict[str, Any]:
+        """What keys received, by denominators over all combs."""
+        found: dict[Comb, list[tuple[Share, dict[str, Any]]]] = {}
+        again: Any = self.kernel
+        for comb, share, part in self.parts(problem):
+            cut = Cut(problem, comb)
+            want = Want() if part.want is None else replace(part.want, top=None)
+            if want.names:
+                asking = made(Problem, **{**vars(part), "want": want})
+                rows = (cut.of_queries(row[..., None], share)[..., 0] for row in (whole.peak, whole.total))
+                place = Place(share.queries, share.keys, 0, 0)
+                given = again.look_again(asking, *rows, cut.of_queries(whole.precise, share), place)
+                found.setdefault(comb, []).append((share, given))
+        return by_keys(problem, found)
 
     def gradients(
         self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None

@@ -113,8 +113,10 @@ def on_parts(problem: Problem, name: str | None) -> Apart | None:
         kernels: tuple[Kernel | None, ...] = (named(name),)
     else:
         kernels = preference(parts[0].problem) if several else (best(parts[0].problem),)
-    # the vendor's outputs are rounded, and outputs of several combs are merged
-    fit = (one for one in kernels if one not in (None, dense) and not (several and one is vendor))
+    # the vendor's outputs are rounded, and outputs of several combs are merged; their weights are looked at again
+    looks = several and problem.want is not None and bool(problem.want.names)
+    unfit = (None, dense, vendor) if several else (None, dense)
+    fit = (one for one in kernels if one not in unfit and (one is compiled or not looks))
     able = (apart for one in fit if one is not None and (apart := Apart(one, place)).rejects(problem) is None)
     return next(able, None)
 

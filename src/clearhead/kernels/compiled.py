@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from clearhead.core.formula import Gradients
 from clearhead.core.observations import OBSERVATIONS, Map, Observed, Part, Want, changed
 from clearhead.core.positions import Added, Alibi, Bias, Relative, distances
 from clearhead.core.problem import Problem
-from clearhead.kernels.contract import Ran
+from clearhead.kernels.contract import Place, Ran
 from clearhead.kernels.extension import NOT_BUILT, OBSERVES, TYPES, at, native
 from clearhead.kernels.mask_nodes import nodes_of
 from clearhead.kernels.observed_again import observed_again_of
@@ -107,15 +107,6 @@ class Compiled:
         The output is in the precision of sums.
         """
         return Running(problem).look_again(self.isa, peak, total, output, place)
-
-
-class Place(NamedTuple):
-    """Where the queries and keys of a problem lie in a larger call: its sizes, and the first of each."""
-
-    queries: int
-    keys: int
-    first_query: int
-    first_key: int
 
 
 def not_on_cpu(problem: Problem) -> str | None:

@@ -36,6 +36,15 @@ class Ran(NamedTuple):
         return self.observed.output if self.unrounded is None else self.unrounded
 
 
+class Place(NamedTuple):
+    """Where the queries and keys of a problem lie in a larger call: its sizes, and the first of each."""
+
+    queries: int
+    keys: int
+    first_query: int
+    first_key: int
+
+
 class Kernel(Protocol):
     """One way to compute attention. It takes what it does not refuse, exactly as `core/formula.py` defines it."""
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import Array
+from clearhead.core.arrays import Array, Library
 from clearhead.core.combs import Comb, Share
-from clearhead.core.observations import OBSERVATIONS, Observed
+from clearhead.core.observations import OBSERVATIONS, Observed, Top
 from clearhead.core.problem import Problem
 from clearhead.kernels.contract import Ran
-from clearhead.kernels.tally import Tally
+from clearhead.kernels.tally import Ended, Tally
 
 # what is found of every sequence by itself
 SEEN = ("top", "received", "received_max", "removal")
@@ -193,3 +193,36 @@ def merged(problem: Problem, runs: list[Ran], unit: float) -> Ran:
         entropy=end.entropy, kernel=runs[0].observed.kernel,
     )  # fmt: skip
     return Ran(observed, end.peak, end.total, whole if problem.keeps_unrounded else None)
+
+
+def share_of_whole(library: Library, ran: Ran, whole: Ran, unit: float) -> Array:
+    """What weights relative to one comb's keys are multiplied with to be those over all, (…, T)."""
+    end = Ended(whole.precise, whole.observed.lse, whole.peak, whole.total, None, None)
+    return end.share(library.xp, ran.peak, ran.total, unit)
+
+
+def largest(problem: Problem, runs: list[Ran], whole: Ran, unit: float) -> Top:
+    """The largest weights over the keys of all combs, of the largest over those of each."""
+    library, xp = problem.library, problem.library.xp
+    tops: list[Any] = [ran.observed.top for ran in runs]
+    shares = [share_of_whole(library, ran, whole, unit)[..., None] for ran in runs]
+    weights = xp.concat([top.weights * share for top, share in zip(tops, shares, strict=True)], axis=-1)
+    indices = xp.concat([top.indices for top in tops], axis=-1)
+    found, order = library.largest(weights, tops[0].weights.shape[-1])
+    found = xp.where(xp.any(xp.isnan(weights), axis=-1, keepdims=True), xp.nan, found)
+    return Top(xp.where(found > 0, xp.take_along_axis(indices, order, axis=-1), -1), found)
+
+
+def by_keys(problem: Problem, found: dict[Comb, list[tuple[Share, dict[str, Any]]]]) -> dict[str, Any]:
+    """What each key received under all combs, of what it did in each sequence."""
+    xp = problem.library.xp
+    seen: dict[str, Any] = {}
+    for comb, parts in found.items():
+        cut = Cut(problem, comb)
+        for name in parts[0][1]:
+            mine = cut.keys_of([(share, given[name][..., None]) for share, given in parts])[..., 0]
+            known = seen.get(name)
+            if known is not None:
+                mine = xp.maximum(known, mine) if name == "received_max" else known + mine
+            seen[name] = mine
+    return seen
