@@ -24,10 +24,11 @@ from clearhead.core.sparse_masks import Dilated, Pattern
 from clearhead.kernels.contract import Kernel, Place, Ran, rejects_gradients, unit_of
 from clearhead.kernels.sequences import SEEN, Cut, by_keys, largest, merged, put_together
 
-# What must be spared before a call is taken apart. Of products of features as many as take longer than Python does with
-# parts: on a CPU, on a GPU, and on a GPU by calls that are remembered. MORE times as many where weights are observed,
-# where sequences are not all as long, and where outputs are merged. And of keys, for each query, what pays for strides.
-WORTH = {"cpu": 2**25, "gpu": 2**36, "calls": 2**34}
+# What must be spared before a call is taken apart. Of products of features as many as take longer than Python with
+# parts: on a CPU, there with arrays of JAX outside of a program, on a GPU, and there by calls that are remembered. MORE
+# times as many where weights are observed, where sequences are not all as long, where outputs are merged, and twice
+# again where what is observed is merged as well. And of keys, for each query, as many as pay for strides.
+WORTH = {"cpu": 2**25, "eager": 2**29, "gpu": 2**36, "calls": 2**34}
 MORE = 2.5
 KEYS = 128
 
@@ -72,7 +73,8 @@ def worth(problem: Problem, place: str) -> tuple[Comb, ...] | None:
     products = spared * math.prod(grid.batch) * grid.heads * problem.q.shape[-1]
     seen = want is not None and bool(want.names)
     uneven = any(len(shares(comb, grid.queries, grid.keys)) > 1 for comb in combs)
-    return combs if products >= WORTH[place] * MORE ** (seen + uneven + len(combs) - 1) else None
+    times = seen + uneven + len(combs) - 1 + 2 * (seen and len(combs) > 1)
+    return combs if products >= WORTH[place] * MORE**times else None
 
 
 def seen_apart(want: Want, grid: Grid, *, several: bool, again: bool) -> bool:

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from clearhead.core.arrays import jax_platform
+from clearhead.core.arrays import is_traced, jax_platform
 from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.problem import Problem
 from clearhead.kernels.apart import Apart, parts_of
@@ -104,7 +104,11 @@ def on_parts(problem: Problem, name: str | None) -> Apart | None:
     """
     if problem.mask is None or name in FORMULA:
         return None
-    place = "gpu" if on_gpu(problem) or (problem.library.name == "jax" and jax_platform(problem.q) == "gpu") else "cpu"
+    place = "cpu"
+    if on_gpu(problem):
+        place = "gpu"
+    elif problem.library.name == "jax":
+        place = "gpu" if jax_platform(problem.q) == "gpu" else "cpu" if is_traced(problem.q) else "eager"
     parts = parts_of(problem, place)
     if parts is None:
         return None
