@@ -58,8 +58,9 @@ def rows(n: int, seconds: float) -> list[dict[str, Any]]:
                 for way in ways.values():
                     way()
             times = measure(ways, least=5, seconds=seconds)
-            row = {"mask": name, "n": n, "what": what, **{way: 1e3 * taken for way, taken in times.items()}}
-            ratio = row["whole"] / row["cut"]
+            ratio = times["whole"] / times["cut"]
+            row = {"what": f"{name}, {n:,}: {what}", "peer": "whole", "ratio": ratio, "target": ""}
+            row |= {way: 1e3 * taken for way, taken in times.items()}
             print(
                 f"  {name:16} {n:>7,} {what:16} {row['cut']:9.3f} ms, whole {row['whole']:9.3f}: × {ratio:.2f}",
                 flush=True,

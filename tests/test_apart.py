@@ -15,8 +15,8 @@ from conformance import INSTRUCTION_SETS, backward, built, check_top, forward, q
 from libraries import LIBRARIES, ArrayLibrary, numbers
 
 import clearhead as ch
-from clearhead.core.combs import combs_of, pairs, shares
-from clearhead.core.grid import Grid
+from clearhead.core.combs import MOST, combed, combs_of, pairs, shares
+from clearhead.core.grid import Alignment, Grid
 from clearhead.core.mask import Mask
 from clearhead.core.observations import want
 from clearhead.core.problem import pose
@@ -39,6 +39,7 @@ def however_little_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(apart, "WORTH", dict.fromkeys(apart.WORTH, 0))
     monkeypatch.setattr(apart, "KEYS", 0)
+    monkeypatch.setattr(apart, "SEQUENCE", dict.fromkeys(apart.WORTH, 0))
     monkeypatch.setattr(Apart, "run", counted)
     RAN.clear()
 
@@ -310,3 +311,79 @@ def test_a_call_spares_what_it_should() -> None:
     x = np.zeros((1, 8192, 64), np.float32)
     causal, comb = (ch.plan(x, x, x, mask=mask, kernel="compiled").pairs for mask in (ch.causal(), ch.dilated(64)))
     assert comb < causal / 30
+
+
+@built
+def test_a_sequence_is_not_remembered_as_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its output lies in a larger one: who makes a call of the same kind by hand has an output of another layout."""
+    step, length = 8, 67
+    x = np.random.default_rng(0).standard_normal((3, 2, 4, step * length, 16)).astype(np.float32)
+
+    def by_hand(a: np.ndarray) -> np.ndarray:
+        return a.reshape(2, 4, length, step, 16).transpose(3, 0, 1, 2, 4)
+
+    for arrays in (x, torch.from_numpy(x)):
+        right = ch.attention(*arrays, mask=ch.dilated(step), kernel="dense")
+        for _ in range(3):
+            np.testing.assert_allclose(ch.attention(*arrays, mask=ch.dilated(step)), right, atol=1e-5)
+            given = [by_hand(a) for a in x]
+            if arrays is not x:
+                given = [torch.from_numpy(a) for a in given]
+            parts = ch.attention(*given, mask=ch.causal())
+            np.testing.assert_allclose(np.asarray(parts), by_hand(np.asarray(right)), atol=1e-5)
+    assert len(RAN) == 6
+
+
+@built
+@pytest.mark.parametrize("mask", [ch.dilated(8), ch.strided(8)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gradients_in_half_precision_start_from_what_was_not_rounded(mask: Mask, dtype: torch.dtype) -> None:
+    """Values far from zero, so that gradients of scores are differences; and each gradient is rounded once."""
+    torch.manual_seed(0)
+    q, k, v, dout = (torch.randn(1, 4, 512, 64) for _ in range(4))
+    q, k, v, dout = (a.to(dtype) for a in (2 * q, k, v + 20, dout))
+    exact = ch.gradients(*(a.double() for a in (q, k, v, dout)), mask=mask, kernel="dense")
+    off = {}
+    for name, cut in (("cut", True), ("whole", False)):
+        given = [a.clone().requires_grad_() for a in (q, k, v)]
+        RAN.clear()
+        whole = mask if cut else type(mask)(**{**vars(mask), "alignment": Alignment("start", np.zeros(1, int))})
+        found = torch.autograd.grad(ch.attention(*given, mask=whole), given, dout)
+        assert bool(RAN) == cut
+        off[name] = [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+    assert all(mine < 1.2 * theirs for mine, theirs in zip(off["cut"], off["whole"], strict=True)), off
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=str)
+def test_values_without_features(library: ArrayLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "SMALL", 0)
+    x, none = library.make(np.ones((2, 24, 8), np.float32)), library.make(np.ones((2, 24, 0), np.float32))
+    for mask in (ch.dilated(4), ch.dilated(5)):
+        assert tuple(ch.attention(x, x, none, mask=mask).shape) == (2, 24, 0)
+
+
+@built
+def test_short_sequences_are_not_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them costs something beside its pairs."""
+    monkeypatch.undo()
+    for length, step in ((512, 512), (512, 100), (2048, 1024), (2048, 300)):
+        assert choice(ch.dilated(step), length, heads=512) is compiled, (length, step)
+    for length, step in ((512, 16), (2048, 64), (8192, 256)):
+        assert isinstance(choice(ch.dilated(step), length, heads=512), Apart), (length, step)
+
+
+def test_long_chains_are_given_up_at_once() -> None:
+    mask: Mask = ch.dilated(3)
+    for _ in range(MOST):
+        mask |= ch.window(3, offset=-10)
+    assert not combed(mask)
+    assert combed(ch.dilated(3) & ch.causal() | ch.strided(5))
+    assert not combed(ch.dilated(3) & ch.lengths(5))
+
+
+def test_a_class_that_inherits_a_comb_may_mean_more() -> None:
+    class Odd(type(ch.dilated(3))):  # type: ignore[misc]  # its class is nobody's business
+        def tile(self, rows: range, columns: range, grid: Grid) -> Any:
+            return False
+
+    assert not combed(Odd(3, None, 0, Alignment("end")))

@@ -38,6 +38,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(kind, method, counted)
     monkeypatch.setattr(apart, "KEYS", 0)
+    monkeypatch.setattr(apart, "SEQUENCE", dict.fromkeys(apart.WORTH, 0))
     return names
 
 

@@ -7,15 +7,18 @@ step 1, and `strided(8)` is a band and a comb beside it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from clearhead.core.grid import Alignment, Grid
 from clearhead.core.mask import Both, Either, Mask
-from clearhead.core.masks import Band, keys_around
-from clearhead.core.sparse_masks import Dilated, Pattern
+from clearhead.core.masks import keys_around
+from clearhead.core.sparse_masks import Pattern
+
+MOST = 16  # bands and combs that a mask is made of
 
 
 class Comb(NamedTuple):
@@ -35,6 +38,31 @@ class Comb(NamedTuple):
 Combs = tuple[Comb, ...]
 
 
+def teeth_of(mask: Mask) -> Callable[..., tuple[int, int | None, int | None, int] | None] | None:
+    """Where a class of masks itself says it, what gives (step, steps back, steps ahead, position of query 0).
+
+    No limit is None, and so is all of it where the position is not one number. A class that inherits it may mean more.
+    """
+    found: Any = vars(type(mask)).get("teeth")
+    return cast(Callable[..., Any] | None, found)
+
+
+def combed(mask: Mask) -> bool:
+    """Is a mask made of bands and combs alone, and of few enough to be looked at?"""
+    left = [mask]
+    for _ in range(2 * MOST):
+        if not left:
+            return True
+        one = left.pop()
+        if isinstance(one, Both | Either):
+            left += [one.left, one.right]
+        elif isinstance(one, Pattern):
+            left.append(one.meaning())
+        elif teeth_of(one) is None:
+            return False
+    return False
+
+
 def combs_of(mask: Mask, grid: Grid) -> Combs | None:
     """Combs of which no two have a pair in common, and which have all pairs of a mask; None where it is not made so.
 
@@ -45,29 +73,21 @@ def combs_of(mask: Mask, grid: Grid) -> Combs | None:
     >>> combs_of(strided(4), Grid((), 1, 20, 20))
     (Comb(step=1, phase=0, low=-4, high=0), Comb(step=4, phase=0, low=-19, high=-5))
     """
-    if isinstance(mask, Band | Dilated):
-        place = offset_of(mask.alignment, grid)
-        if place is None:
-            return None
-        step = mask.step if isinstance(mask, Dilated) else 1
-        low = 1 - grid.queries if mask.back is None else max(place - step * mask.back, 1 - grid.queries)
-        high = grid.keys - 1 if mask.ahead is None else min(place + step * mask.ahead, grid.keys - 1)
-        return some(Comb(step, place % step, low, high))
     if isinstance(mask, Pattern):
         return combs_of(mask.meaning(), grid)
-    if not isinstance(mask, Both | Either):
+    if isinstance(mask, Both | Either):
+        left, right = combs_of(mask.left, grid), combs_of(mask.right, grid)
+        if left is None or right is None:
+            return None
+        return together(left, right) if isinstance(mask, Both) else either(left, right)
+    own = teeth_of(mask)
+    teeth = None if own is None else own(mask, grid)
+    if teeth is None:
         return None
-    left, right = combs_of(mask.left, grid), combs_of(mask.right, grid)
-    if left is None or right is None:
-        return None
-    return together(left, right) if isinstance(mask, Both) else either(left, right)
-
-
-def offset_of(alignment: Alignment, grid: Grid) -> int | None:
-    """The key position of query 0, where it is one number that is known."""
-    if alignment.given is None:
-        return alignment.aligned(grid)
-    return int(alignment.given) if isinstance(alignment.given, np.ndarray) and not alignment.given.ndim else None
+    step, back, ahead, place = teeth
+    low = 1 - grid.queries if back is None else max(place - step * back, 1 - grid.queries)
+    high = grid.keys - 1 if ahead is None else min(place + step * ahead, grid.keys - 1)
+    return some(Comb(step, place % step, low, high))
 
 
 def some(comb: Comb) -> Combs:

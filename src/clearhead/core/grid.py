@@ -209,6 +209,12 @@ class Alignment:
         """The same where no position is given."""
         return grid.keys - grid.queries if self.align == "end" else 0
 
+    def number(self, grid: Grid) -> int | None:
+        """The same as one number; None where it is not known, or is one for each batch row."""
+        if self.given is None:
+            return self.aligned(grid)
+        return int(self.given) if isinstance(self.given, np.ndarray) and not self.given.ndim else None
+
     def check(self, grid: Grid) -> None:
         """Refuse an offset for other batch rows than there are."""
         if self.given is not None:

@@ -56,6 +56,11 @@ class Band(Mask):
     alignment: Alignment
     wire = "band"
 
+    def teeth(self, grid: Grid) -> tuple[int, int | None, int | None, int] | None:
+        """Step, steps back and ahead, and the position of query 0, for `core/combs.py`."""
+        place = self.alignment.number(grid)
+        return None if place is None else (1, self.back, self.ahead, place)
+
     def lower(self, grid: Grid) -> Node:
         offset = offset_by_row(self.alignment, grid)
         return lowered.BandNode(

@@ -166,6 +166,11 @@ class Dilated(Mask):
     alignment: Alignment
     wire = "dilated"
 
+    def teeth(self, grid: Grid) -> tuple[int, int | None, int | None, int] | None:
+        """Step, steps back and ahead, and the position of query 0, for `core/combs.py`."""
+        place = self.alignment.number(grid)
+        return None if place is None else (self.step, self.back, self.ahead, place)
+
     @property
     def band(self) -> Mask:
         """All keys in between."""

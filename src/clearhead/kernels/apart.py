@@ -14,15 +14,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from clearhead.core.arrays import HALF, Array, dtype_name, is_traced, made
-from clearhead.core.combs import Comb, Share, combs_of, pairs, shares
+from clearhead.core.combs import Comb, Share, combed, combs_of, pairs, shares
 from clearhead.core.formula import Gradients
 from clearhead.core.grid import Grid
-from clearhead.core.mask import Both, Either
 from clearhead.core.observations import Observed, Want
 from clearhead.core.problem import Problem
-from clearhead.core.sparse_masks import Dilated, Pattern
 from clearhead.kernels.contract import Kernel, Place, Ran, rejects_gradients, unit_of
-from clearhead.kernels.sequences import SEEN, Cut, by_keys, largest, merged, put_together
+from clearhead.kernels.sequences import Cut, by_key, by_query, largest, merged, over_combs, put_together
 
 # What must be spared before a call is taken apart. Of products of features as many as take longer than Python with
 # parts: on a CPU, there with arrays of JAX outside of a program, on a GPU, and there by calls that are remembered. MORE
@@ -31,6 +29,9 @@ from clearhead.kernels.sequences import SEEN, Cut, by_keys, largest, merged, put
 WORTH = {"cpu": 2**25, "eager": 2**29, "gpu": 2**36, "calls": 2**34}
 MORE = 2.5
 KEYS = 128
+# What a sequence costs beside its pairs, as so many of them; and from which step on a kernel skips tiles of the whole.
+SEQUENCE = {"cpu": 2500, "eager": 2500, "gpu": 8192, "calls": 8192}
+STEP = 128
 
 
 class Part(NamedTuple):
@@ -43,23 +44,23 @@ class Part(NamedTuple):
 
 def parts_of(problem: Problem, place: str) -> list[Part] | None:
     """The problems that a problem falls into; None where it does not, or where it would not spare much."""
-    known = problem.found.get(f"parts {place}")
+    name = f"parts, {place}, {problem.differentiated}"  # what is found is shared with the problem to be differentiated
+    known = problem.found.get(name)
     if known is None:
         combs = worth(problem, place)
-        known = problem.found[f"parts {place}"] = () if combs is None else list(taken_apart(problem, combs))
+        known = problem.found[name] = () if combs is None else list(taken_apart(problem, combs))
     return known or None
 
 
 def worth(problem: Problem, place: str) -> tuple[Comb, ...] | None:
     """The combs of a problem's mask, where it pays to take it apart."""
     mask, grid, want = problem.mask, problem.grid, problem.want
-    if (
-        not isinstance(mask, Dilated | Pattern | Both | Either)
-        or problem.bias is not None
-        or problem.dropout is not None
-    ):
+    if mask is None or problem.bias is not None or problem.dropout is not None or is_traced(problem.scale):
         return None
-    combs = () if is_traced(problem.scale) else combs_of(mask, grid)
+    products = math.prod(grid.shape) // max(grid.queries, 1) * problem.q.shape[-1]  # of one key of each query
+    if products * grid.queries < WORTH[place] or not combed(mask):
+        return None
+    combs = combs_of(mask, grid)
     if not combs or all(comb.step == 1 for comb in combs) or any(comb.step > grid.keys for comb in combs):
         return None
     # several are merged by peaks and totals, which a sink would be in twice, and by which JAX does not differentiate
@@ -67,23 +68,29 @@ def worth(problem: Problem, place: str) -> tuple[Comb, ...] | None:
         return None
     if want is not None and not seen_apart(want, grid, several=len(combs) > 1, again=place == "cpu"):
         return None
-    spared = sum(pairs(comb, grid.queries, grid.keys) * (comb.step - 1) // comb.step for comb in combs)
-    if spared < KEYS * len(combs) * grid.queries:
-        return None
-    products = spared * math.prod(grid.batch) * grid.heads * problem.q.shape[-1]
+    spared = sum(spared_by(comb, grid, place) for comb in combs)
     seen = want is not None and bool(want.names)
     uneven = any(len(shares(comb, grid.queries, grid.keys)) > 1 for comb in combs)
     times = seen + uneven + len(combs) - 1 + 2 * (seen and len(combs) > 1)
-    return combs if products >= WORTH[place] * MORE**times else None
+    enough = spared * math.prod(grid.batch) * grid.heads * problem.q.shape[-1] >= WORTH[place] * MORE**times
+    return combs if enough and spared >= KEYS * len(combs) * grid.queries else None
+
+
+def spared_by(comb: Comb, grid: Grid, place: str) -> int:
+    """How many pairs of a head need not be computed, less what its sequences cost beside theirs."""
+    if comb.step == 1:
+        return 0
+    some = pairs(comb, grid.queries, grid.keys)
+    return some * STEP // max(comb.step, STEP) - some // comb.step - SEQUENCE[place] * min(comb.step, grid.queries)
 
 
 def seen_apart(want: Want, grid: Grid, *, several: bool, again: bool) -> bool:
     """Can all that is wanted be found of sequences? Of several combs' weights, if they may be looked at again."""
     if not want.names:
         return True
-    counted = (want.received, want.received_max, want.removal)
-    whole = set(SEEN).issuperset(want.names) and all(count in (None, grid.queries) for count in counted)
-    return whole and (again or not several)
+    # of keys, where all queries count
+    able = (by_query(name) or (by_key(name) and getattr(want, name) == grid.queries) for name in want.names)
+    return (again or not several) and all(able)
 
 
 def taken_apart(problem: Problem, combs: tuple[Comb, ...]) -> Iterator[Part]:
@@ -96,8 +103,10 @@ def taken_apart(problem: Problem, combs: tuple[Comb, ...]) -> Iterator[Part]:
         for share in shares(comb, grid.queries, grid.keys):
             want = problem.want
             if want is not None:
-                counts: dict[str, Any] = {name: share.queries for name in SEEN[1:] if getattr(want, name) is not None}
-                want = Want(top=want.top, **counts)
+                asked: dict[str, Any] = {
+                    name: share.queries if by_key(name) else getattr(want, name) for name in want.names
+                }
+                want = Want(**asked)
             yield Part(comb, share, made(
                 Problem,
                 q=cut.of_queries(problem.q, share), k=cut.of_keys(problem.k, share), v=cut.of_keys(problem.v, share),
@@ -123,7 +132,8 @@ class Calls:
         if combs is None or len(combs) > 1 or len(problem.grid.batch) != 1:
             return None
         if problem.want is not None:
-            options |= {name: problem.want.top if name == "top" else True for name in problem.want.names}
+            asked = problem.want
+            options |= {name: True if by_key(name) else getattr(asked, name) for name in asked.names}
         shared = shares(combs[0], problem.grid.queries, problem.grid.keys)
         return cls(Cut(problem, combs[0], viewed=False), list(shared), function, **options)
 
@@ -179,37 +189,31 @@ class Apart:
         """Output and log-sum-exp of every query, and what is wanted."""
         by_comb: dict[Comb, list[tuple[Share, Ran]]] = {}
         rooms: dict[Comb, Any] = {}
-        parts = self.parts(problem)
+        parts, want = self.parts(problem), problem.want
         several = parts[0].comb != parts[-1].comb
+        again = several and want is not None and bool(want.names)
+        run_part: Any = getattr(self.kernel, "run_part", None)
         for comb, share, part in parts:
-            cut = Cut(problem, comb)
-            if cut.viewed and not part.keeps_unrounded:
-                if comb not in rooms:
-                    rooms[comb] = cut.room(part)
-                part.found["room"] = cut.of_queries(rooms[comb], share)
-            by_comb.setdefault(comb, []).append((share, self.begun(part) if several else self.kernel.run(part)))
-            part.found.pop("room", None)
+            if run_part is None:
+                ran = self.kernel.run(part)
+            else:
+                cut, room = Cut(problem, comb), None
+                if cut.viewed and not part.keeps_unrounded:
+                    if comb not in rooms:
+                        rooms[comb] = cut.room(part)
+                    room = cut.of_queries(rooms[comb], share)
+                ran = run_part(part, room, again=again)
+            by_comb.setdefault(comb, []).append((share, ran))
         runs = [put_together(Cut(problem, comb), found, rooms.get(comb)) for comb, found in by_comb.items()]
         if not several:
             return runs[0]
         whole = merged(problem, runs, unit_of(self.kernel, problem))
-        want = problem.want
-        if want is None or not want.names:
+        if not again or want is None:
             return whole
         seen = self.looked_again(problem, whole)
         if want.top is not None:
             seen["top"] = largest(problem, runs, whole, unit_of(self.kernel, problem))
         return whole._replace(observed=replace(whole.observed, **seen))
-
-    def begun(self, part: Problem) -> Ran:
-        """What a part gives whose weights depend on other parts: the largest, relative to one another, but no sums."""
-        want = part.want
-        if want is None or not want.names:
-            return self.kernel.run(part)
-        first: Any = self.kernel  # which can look again
-        alone = made(Problem, **{**vars(part), "want": Want(top=want.top)})
-        ran: Ran = first.run(alone, again=True, removes=want.removal is not None)
-        return ran
 
     def looked_again(self, problem: Problem, whole: Ran) -> dict[str, Any]:
         """What keys received, by denominators over all combs."""
@@ -224,28 +228,34 @@ class Apart:
                 place = Place(share.queries, share.keys, 0, 0)
                 given = again.look_again(asking, *rows, cut.of_queries(whole.precise, share), place)
                 found.setdefault(comb, []).append((share, given))
-        return by_keys(problem, found)
+        return over_combs(problem, found)
 
     def gradients(
         self, problem: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
     ) -> Gradients:
         """dq, dk, dv and dsinks: of each pair what the sequence gives that has it."""
+        parts = self.parts(problem)
+        differentiate: Any = self.kernel.gradients
+        if parts[0].comb != parts[-1].comb and dtype_name(problem.q) in HALF:  # what is added up is rounded once
+            differentiate = getattr(self.kernel, "part_gradients", differentiate)
         found: dict[Comb, list[tuple[Share, Gradients]]] = {}
-        for comb, share, part in self.parts(problem):
+        for comb, share, part in parts:
             cut = Cut(problem, comb)
             rows = [
                 None if row is None else cut.of_queries(row[..., None], share)[..., 0] for row in (peak, total, dlse)
             ]
             given = [cut.of_queries(array, share) for array in (dout, output)]
-            found.setdefault(comb, []).append((share, self.kernel.gradients(part, *given, *rows)))
+            found.setdefault(comb, []).append((share, differentiate(part, *given, *rows)))
         sums: list[Gradients] = []
-        for comb, parts in found.items():
+        for comb, some in found.items():
             cut = Cut(problem, comb)
-            dq = cut.queries_of([(share, part.dq) for share, part in parts])
-            dk, dv = (cut.keys_of([(share, getattr(part, name)) for share, part in parts]) for name in ("dk", "dv"))
-            dsinks = [part.dsinks for _, part in parts if part.dsinks is not None]
+            dq = cut.queries_of([(share, part.dq) for share, part in some])
+            dk, dv = (cut.keys_of([(share, getattr(part, name)) for share, part in some]) for name in ("dk", "dv"))
+            dsinks = [part.dsinks for _, part in some if part.dsinks is not None]
             sums.append(Gradients(dq, dk, dv, dsinks=sum(dsinks[1:], dsinks[0]) if dsinks else None))
         whole = sums[0]
         for more in sums[1:]:  # of which none has sinks
             whole = Gradients(whole.dq + more.dq, whole.dk + more.dk, whole.dv + more.dv)
-        return whole
+        astype, like = problem.library.xp.astype, problem.q.dtype
+        dq, dk, dv = (astype(gradient, like, copy=False) for gradient in (whole.dq, whole.dk, whole.dv))
+        return Gradients(dq, dk, dv, dsinks=whole.dsinks)

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from clearhead.core.arrays import is_traced, jax_platform
+from clearhead.core.arrays import HALF, dtype_name, is_traced, jax_platform
 from clearhead.core.errors import ArgumentError, KernelRefused
 from clearhead.core.problem import Problem
 from clearhead.kernels.apart import Apart, parts_of
@@ -119,8 +119,9 @@ def on_parts(problem: Problem, name: str | None) -> Apart | None:
         kernels = preference(parts[0].problem) if several else (best(parts[0].problem),)
     # the vendor's outputs are rounded, and outputs of several combs are merged; their weights are looked at again
     looks = several and problem.want is not None and bool(problem.want.names)
+    halves = several and dtype_name(problem.q) in HALF  # gradients of which are added up before they are rounded
     unfit = (None, dense, vendor) if several else (None, dense)
-    fit = (one for one in kernels if one not in unfit and (one is compiled or not looks))
+    fit = (one for one in kernels if one not in unfit and (one is compiled or not (looks or halves)))
     able = (apart for one in fit if one is not None and (apart := Apart(one, place)).rejects(problem) is None)
     return next(able, None)
 
@@ -141,8 +142,11 @@ def choose_gradients(problem: Problem, ran: Kernel, name: str | None = None) -> 
     if reason is None:
         return ran
     if isinstance(ran, Apart):
-        kernel = choose_gradients(ran.parts(problem)[0].problem, ran.kernel, name)
-        return Apart(kernel, ran.place)
+        others = (Apart(kernel, ran.place) for kernel in preference(problem) if kernel not in (compiled, dense))
+        able = None if name is not None else next((one for one in others if not one.rejects_gradients(problem)), None)
+        if able is None:
+            raise KernelRefused(ran.name, reason)
+        return able
     if name is not None:
         raise KernelRefused(name, reason)
     for kernel in preference(problem):

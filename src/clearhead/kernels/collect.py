@@ -95,6 +95,11 @@ class ByKey(Collector):
 
     def both(self, one: Array, other: Array) -> Array:
         """Those of two tiles of the same keys."""
+        return self.added(self.xp, one, other)
+
+    @staticmethod
+    def added(xp: Any, one: Array, other: Array) -> Array:
+        """What keys got of some pairs and of others."""
         return other + one
 
     def result(self) -> Array:
@@ -123,8 +128,9 @@ class ReceivedMax(ByKey):
     def of(self, weights: Array, rows: range, columns: range) -> Array:
         return self.xp.max(weights, axis=-2)
 
-    def both(self, one: Array, other: Array) -> Array:
-        return self.xp.maximum(one, other)
+    @staticmethod
+    def added(xp: Any, one: Array, other: Array) -> Array:
+        return xp.maximum(one, other)
 
 
 class Removal(ByKey):

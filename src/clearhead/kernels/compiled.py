@@ -9,7 +9,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from clearhead.core.arrays import Array, dtype_name, is_torch, is_traced, jax_platform, settled, summed_like, to_numpy
+from clearhead.core.arrays import (
+    Array,
+    dtype_name,
+    is_torch,
+    is_traced,
+    jax_platform,
+    made,
+    settled,
+    summed_like,
+    to_numpy,
+)
 from clearhead.core.asking import QueryWeights
 from clearhead.core.errors import ArgumentError
 from clearhead.core.formula import Gradients
@@ -65,16 +75,39 @@ class Compiled:
 
             return xla.run(problem)
         running = Running(problem)
-        running.call.panels |= again
-        running.call.reads_values = removes
-        ran = running.forward(self.isa)
-        self.used = running.call.bytes
+        ran = self.forward(running, again, removes)
         if not self.isa and not again:
             if problem.want is None:
                 remember(problem, running.call, running.effort, running.lent)
             elif not running.lent:
                 problem.found["again"] = observed_again_of(problem, running.call, running.effort, ran.observed)
         return ran
+
+    def forward(self, running: Running, again: bool, removes: bool, room: Array | None = None) -> Ran:
+        """Run a call, and say what room it took; its output goes to `room`, if that is given."""
+        running.call.panels |= again
+        running.call.reads_values = removes
+        ran = running.forward(self.isa, room)
+        self.used = running.call.bytes
+        return ran
+
+    def run_part(self, part: Problem, room: Array | None, *, again: bool = False) -> Ran:
+        """The same of a part of a problem, which is no call that others are like; its output goes to `room`.
+
+        With `again` sums of weights wait for `look_again`, and the largest alone are looked for.
+        """
+        if part.library.name == "jax":
+            return self.run(part)
+        want = part.want
+        if again and want is not None:
+            part = made(Problem, **{**vars(part), "want": Want(top=want.top)})
+        return self.forward(Running(part), again, again and want is not None and want.removal is not None, room)
+
+    def part_gradients(
+        self, part: Problem, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None = None
+    ) -> Gradients:
+        """Gradients of a part of a problem, in the precision of sums: others are added before they are rounded."""
+        return Running(part).backward(self.isa, dout, output, peak, total, dlse, unrounded=True)
 
     def unit(self, call: Any) -> float:
         """What a peak is multiplied with to be a score, by a call's scale, softcap and bias (`native/score.h`)."""
@@ -209,13 +242,12 @@ class Running:
         """A result in the caller's library, without a copy."""
         return found if self.problem.library.name == "numpy" else sys.modules["torch"].from_numpy(found)
 
-    def forward(self, isa: str) -> Ran:
-        """Run it, and gather what it gave."""
+    def forward(self, isa: str, room: Array | None = None) -> Ran:
+        """Run it, and gather what it gave; the output goes to `room`, if that is given."""
         problem, call, grid = self.problem, self.call, self.grid
         like = problem.library.computing(problem.q[..., :0]) if problem.keeps_unrounded else problem.q
-        output = problem.found.get("room")  # where it is to be written, if that was said
-        if output is None:
-            output = self.output_like(like, (*grid.batch, grid.heads, grid.queries, problem.width))
+        shape = (*grid.batch, grid.heads, grid.queries, problem.width)
+        output = self.output_like(like, shape) if room is None else room
         call.out = self.view(output)
         rows = np.empty((3, *grid.batch, grid.heads, grid.queries), self.dtype)
         start, each = at(rows), rows.nbytes // 3
@@ -303,8 +335,9 @@ class Running:
         run(isa, count)
 
     def backward(
-        self, isa: str, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None
-    ) -> Gradients:
+        self, isa: str, dout: Array, output: Array, peak: Array, total: Array, dlse: Array | None,
+        *, unrounded: bool = False,
+    ) -> Gradients:  # fmt: skip
         """Run the backward kernel; gradients are shaped as q, k and v, sums over broadcast batch axes included."""
         problem, call, grid = self.problem, self.call, self.grid
         call.dout, call.out = self.view(dout), self.view(output)
@@ -314,14 +347,17 @@ class Running:
             shape = (*grid.batch, *like.shape[-3:])
             # batch rows that share an array add up in the precision of sums, and are rounded once
             shared = shape != tuple(like.shape)
-            gradient = self.given(np.empty(shape, self.dtype)) if shared else self.output_like(like, shape)
+            wide = shared or unrounded
+            gradient = self.given(np.empty(shape, self.dtype)) if wide else self.output_like(like, shape)
             setattr(call, name, self.view(gradient))
             found.append(gradient)
         dsinks = self.empty(zero=True)
         call.dsinks = at(dsinks)
         self.go(call.backward, isa)
         dq, dk, dv = (
-            problem.library.xp.astype(summed_like(gradient, like), like.dtype, copy=False)
+            problem.library.xp.astype(
+                summed_like(gradient, like), gradient.dtype if unrounded else like.dtype, copy=False
+            )
             for gradient, like in zip(found, (problem.q, problem.k, problem.v), strict=True)
         )
         by_head = None if problem.sinks is None else self.given(dsinks.reshape(self.batch, grid.heads).sum(0))

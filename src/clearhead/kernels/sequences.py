@@ -9,13 +9,11 @@ import numpy as np
 
 from clearhead.core.arrays import Array, Library
 from clearhead.core.combs import Comb, Share
-from clearhead.core.observations import OBSERVATIONS, Observed, Top
+from clearhead.core.observations import OBSERVATIONS, Observed, Part, Top
 from clearhead.core.problem import Problem
+from clearhead.kernels.collect import COLLECTORS
 from clearhead.kernels.contract import Ran
 from clearhead.kernels.tally import Ended, Tally
-
-# what is found of every sequence by itself
-SEEN = ("top", "received", "received_max", "removal")
 
 
 class Cut:
@@ -107,7 +105,9 @@ class Cut:
             columns.append(joined(share.first - done, column, 0, -2))
             done = share.stop
         columns[-1] = joined(0, columns[-1], step - done, -2)
-        whole = xp.reshape(columns[0] if len(columns) == 1 else xp.concat(columns, axis=-2), (*lead, -1, width))
+        whole = xp.reshape(
+            columns[0] if len(columns) == 1 else xp.concat(columns, axis=-2), (*lead, rounds * step, width)
+        )
         return whole if whole.shape[-2] == length else whole[..., phase : phase + length, :]
 
 
@@ -143,17 +143,13 @@ def put_together(cut: Cut, found: list[tuple[Share, Ran]], room: Array | None = 
         return None if none else cut.queries_of([(share, array[..., None]) for share, array in arrays])[..., 0]
 
     seen = {}
-    for name in SEEN:
-        parts = [(share, getattr(ran.observed, name)) for share, ran in found]
-        if parts[0][1] is None:
-            continue
-        if name == "top":
-            indices = cut.queries_of([(share, places(cut, share, top.indices)) for share, top in parts])
-            seen[name] = OBSERVATIONS[name].of(
-                [indices, cut.queries_of([(share, top.weights) for share, top in parts])]
+    for name, one in OBSERVATIONS.items():
+        values = [(share, getattr(ran.observed, name)) for share, ran in found]
+        if values[0][1] is not None:
+            arrays = [(share, one.arrays(value)) for share, value in values]
+            seen[name] = one.of(
+                [whole_of(cut, part, [(s, a[i]) for s, a in arrays]) for i, part in enumerate(one.parts)]
             )
-        else:
-            seen[name] = cut.keys_of([(share, by_key[..., None]) for share, by_key in parts])[..., 0]
     unrounded = [(share, ran.unrounded) for share, ran in found if ran.unrounded is not None]
     observed = Observed(
         output=cut.queries_of([(share, ran.observed.output) for share, ran in found], room),
@@ -164,6 +160,25 @@ def put_together(cut: Cut, found: list[tuple[Share, Ran]], room: Array | None = 
         observed, rows(lambda ran: ran.peak), rows(lambda ran: ran.total),
         cut.queries_of(unrounded) if unrounded else None,
     )  # fmt: skip
+
+
+def by_key(name: str) -> bool:
+    """Is something that is observed one number for each key, over all queries that count?"""
+    return all(part.axes == ("keys",) for part in OBSERVATIONS[name].parts)
+
+
+def by_query(name: str) -> bool:
+    """Is it some numbers for each query, whatever other queries do?"""
+    return all(part.led and part.axes[0] == "queries" and "keys" not in part.axes for part in OBSERVATIONS[name].parts)
+
+
+def whole_of(cut: Cut, part: Part, found: list[tuple[Share, Array]]) -> Array:
+    """One array of an observation, of those of the sequences."""
+    if part.axes == ("keys",):
+        return cut.keys_of([(share, array[..., None]) for share, array in found])[..., 0]
+    if part.positions == "keys":
+        found = [(share, places(cut, share, array)) for share, array in found]
+    return cut.queries_of(found)
 
 
 def places(cut: Cut, share: Share, indices: Array) -> Array:
@@ -213,16 +228,13 @@ def largest(problem: Problem, runs: list[Ran], whole: Ran, unit: float) -> Top:
     return Top(xp.where(found > 0, xp.take_along_axis(indices, order, axis=-1), -1), found)
 
 
-def by_keys(problem: Problem, found: dict[Comb, list[tuple[Share, dict[str, Any]]]]) -> dict[str, Any]:
-    """What each key received under all combs, of what it did in each sequence."""
-    xp = problem.library.xp
+def over_combs(problem: Problem, found: dict[Comb, list[tuple[Share, dict[str, Any]]]]) -> dict[str, Any]:
+    """What each key got under all combs, of what it got in each sequence."""
     seen: dict[str, Any] = {}
     for comb, parts in found.items():
         cut = Cut(problem, comb)
         for name in parts[0][1]:
             mine = cut.keys_of([(share, given[name][..., None]) for share, given in parts])[..., 0]
-            known = seen.get(name)
-            if known is not None:
-                mine = xp.maximum(known, mine) if name == "received_max" else known + mine
-            seen[name] = mine
+            collector: Any = COLLECTORS[name]
+            seen[name] = collector.added(problem.library.xp, seen[name], mine) if name in seen else mine
     return seen
