@@ -62,6 +62,8 @@ def test_sequences(
     one = name != "strides"
     if way == "Calls" and not one:
         pytest.skip("outputs of several combs are merged before they are rounded")
+    if not one and dtype != torch.float32:
+        pytest.skip("gradients of several combs are added before they are rounded, which no kernel here does")
     wanted = {"top": 5, **dict.fromkeys(BY_KEY, True)} if one else {}
     right, near = (
         ch.observe(*(a.to(kind) for a in (q, k, v)), mask=mask, kernel="dense", **wanted)
