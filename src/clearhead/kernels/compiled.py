@@ -84,7 +84,7 @@ class Compiled:
         return ran
 
     def forward(self, running: Running, again: bool, removes: bool, room: Array | None = None) -> Ran:
-        """Run a call, and say what room it took; its output goes to `room`, if that is given."""
+        """Run a call, and keep how many bytes it used; its output goes to `room`, if that is given."""
         running.call.panels |= again
         running.call.reads_values = removes
         ran = running.forward(self.isa, room)

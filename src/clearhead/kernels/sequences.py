@@ -46,10 +46,17 @@ class Cut:
         """(…, rounds, step, D), with zeros where the first and the last round have no position."""
         *lead, length, width = array.shape
         count = -(-(length + phase) // self.comb.step)
-        before, after = phase, count * self.comb.step - length - phase
-        ends = [self.library.zeros((*lead, size, width), array.dtype) for size in (before, after)]
-        whole = self.xp.concat([ends[0], array, ends[1]], axis=-2) if before or after else array
+        whole = self.between_zeros(phase, array, count * self.comb.step - length - phase, -2)
         return self.xp.reshape(whole, (*lead, count, self.comb.step, width))
+
+    def between_zeros(self, before: int, array: Array, after: int, axis: int) -> Array:
+        """With so many zeros before and after along an axis."""
+        ends = []
+        for size in (before, after):
+            shape = list(array.shape)
+            shape[axis] = size
+            ends.append(self.library.zeros(tuple(shape), array.dtype))
+        return self.xp.concat([ends[0], array, ends[1]], axis=axis) if before or after else array
 
     def room(self, part: Problem) -> Array:
         """Room for the output (…, T, Dv), in which that of each share has its place."""
@@ -64,9 +71,8 @@ class Cut:
             )
         for share, array in found:
             place = self.of_queries(room, share)
-            if at_home(array, place):
-                continue
-            place[...] = array
+            if not at_home(array, place):
+                place[...] = array
         return room
 
     def keys_of(self, found: list[tuple[Share, Array]]) -> Array:
@@ -89,22 +95,13 @@ class Cut:
         lead, width = like.shape[1:-2], like.shape[-1]
         rounds = -(-(length + phase) // step)
 
-        def joined(before: int, array: Array, after: int, axis: int) -> Array:
-            """With so many zeros before and after along an axis."""
-            ends = []
-            for size in (before, after):
-                shape = list(array.shape)
-                shape[axis] = size
-                ends.append(self.library.zeros(tuple(shape), like.dtype))
-            return xp.concat([ends[0], array, ends[1]], axis=axis) if before or after else array
-
         columns, done = [], 0
         for share, start, array in found:
             column = xp.permute_dims(array, (*range(1, last), 0, last))
-            column = joined(start, column, rounds - start - column.shape[-3], -3)
-            columns.append(joined(share.first - done, column, 0, -2))
+            column = self.between_zeros(start, column, rounds - start - column.shape[-3], -3)
+            columns.append(self.between_zeros(share.first - done, column, 0, -2))
             done = share.stop
-        columns[-1] = joined(0, columns[-1], step - done, -2)
+        columns[-1] = self.between_zeros(0, columns[-1], step - done, -2)
         whole = xp.reshape(
             columns[0] if len(columns) == 1 else xp.concat(columns, axis=-2), (*lead, rounds * step, width)
         )
